@@ -28,7 +28,7 @@ from tegrad.llm.messages import render
 from tegrad.llm.sampler import Logprobs, Mask, Sampler
 from tegrad.llm.serial import Serial, User
 from tegrad.llm.start import choose_device, speaker
-from tegrad.llm.template import KEY, Template
+from tegrad.llm.template import Template, source_of
 from tegrad.llm.tokenizer import Tokenizer
 from tegrad.llm.tools import Event, Format, Reader, Said, Text, Tool, ToolCall
 
@@ -397,6 +397,7 @@ class LLM:
                 self._file, self.context, gpu, q8=self._q8, progress=progress, tell=_warn
             )
         self._template: Template | None = None
+        self._formats: dict[bool, Format] = {}
         self._making = threading.Lock()
         self._undo = ExitStack()
         if hasattr(self._session, "close"):
@@ -501,10 +502,12 @@ class LLM:
             think = options.get("thinking") if free or options.get("thinking") else False
             text = self._rendered(prompt, tools, **({} if think is None else {"enable_thinking": think}))
             tokens = self._tokenizer.encode(text, bos=False)
-            thinking = self._format.thinks(text)
-            read = partial(self._format.reader, tools, thinking=thinking)
-            wanted = _constraint(options, self._format.grammar(tools or (), tool_choice, thinking=thinking), thinking,
-                                 self._format)  # fmt: skip
+            form = self._format(tools)
+            thinking = form.thinks(text)
+            read = partial(form.reader, tools, thinking=thinking)
+            wanted = _constraint(
+                options, form.grammar(tools or (), tool_choice, thinking=thinking), thinking, form
+            )  # fmt: skip
         self._config.check_prompt(tokens)
         self._check_length(len(tokens))
         request = _Request.of(tokens, not isinstance(prompt, str), options)
@@ -564,9 +567,12 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @cached_property
-    def _format(self) -> Format:
-        return Format.of(str(self._file.metadata.get(KEY, "")), self._tokenizer)
+    def _format(self, tools: Tools | None) -> Format:
+        """How calls are written; found once."""
+        if (found := self._formats.get(bool(tools))) is None:
+            source = source_of(self._file.metadata, tools=bool(tools))
+            found = self._formats[bool(tools)] = Format.of(source, self._tokenizer)
+        return found
 
     @cached_property
     def _masks(self) -> Masks:
@@ -584,7 +590,7 @@ class LLM:
         if self._template is None:
             raise UnsupportedModelError(f"{self._file.path} has no chat template: use generate, or stream with a text")
         try:
-            return render(self._template, self._format.messages(messages, tools), tools, **values)
+            return render(self._template, self._format(tools).messages(messages, tools), tools, **values)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ArgumentError(
                 f"messages or tools are not as OpenAI has them, or hold what JSON cannot say: {error}"

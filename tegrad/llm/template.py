@@ -21,6 +21,8 @@ from tegrad.llm.gguf import Gguf
 from tegrad.llm.pieces import NUMBERS
 
 KEY: Final = "tokenizer.chat_template"
+WITH_TOOLS: Final = f"{KEY}.tool_use"
+"""A second template, of conversations with tools, that such files as Hermes' have."""
 CPU_LIMIT_S: Final = 3.0
 """That a template may compute to be compiled, and for a text."""
 WALL_LIMIT_S: Final = 9.0
@@ -45,6 +47,12 @@ REFUSALS: Final[Mapping[str, str]] = {
 }
 
 
+def source_of(metadata: Mapping[str, object], *, tools: bool) -> str:
+    """The template that a file's metadata has for conversations, with tools or without; "" for none."""
+    found = next((metadata[key] for key in (WITH_TOOLS, KEY)[not tools :] if key in metadata), "")
+    return found if isinstance(found, str) else ""
+
+
 class TemplateRefusalError(UnsupportedModelError):
     """The template refused the messages (its own raise_exception) or cannot be run."""
 
@@ -55,10 +63,13 @@ class TemplateRefusalError(UnsupportedModelError):
 class Template:
     """Messages to the text that the model was trained on. One thread at a time; `close` ends its process."""
 
-    def __init__(self, source: str, bos: str = "", eos: str = "") -> None:
+    def __init__(self, source: str, bos: str = "", eos: str = "", with_tools: str = "") -> None:
+        """`with_tools`, if there is any, is the source for conversations with tools."""
         if len(source) > MOST_CHARACTERS:
             raise TemplateRefusalError(f"the model's chat template has {len(source):,} characters")
-        self._source = source
+        self._source, self._with_tools = source, with_tools
+        self._other: Template | None = None
+        """The one with tools, once it was asked for."""
         self._tokens = {"bos_token": bos, "eos_token": eos}
         self._lock = threading.Lock()
         self._end: Callable[[], object] = lambda: None
@@ -70,7 +81,8 @@ class Template:
         source = file.metadata.get(KEY)
         if not isinstance(source, str):
             return None
-        return cls(source, _token(file, "bos"), _token(file, "eos"))
+        second = file.metadata.get(WITH_TOOLS)
+        return cls(source, _token(file, "bos"), _token(file, "eos"), second if isinstance(second, str) else "")
 
     def render(
         self,
@@ -84,6 +96,10 @@ class Template:
 
         All that it is given is what JSON can say. TemplateRefusalError.
         """
+        if tools and self._with_tools:
+            with self._lock:
+                self._other = self._other or Template(self._with_tools, *self._tokens.values())
+            return self._other.render(messages, tools=tools, reply=reply, **values)
         given = {"documents": None, **self._tokens, **values}
         given |= {"messages": messages, "tools": tools, "add_generation_prompt": reply}
         if tools and "xml_tools" in self._source and not {"xml_tools", "python_tools"} & values.keys():
@@ -100,6 +116,8 @@ class Template:
     def close(self) -> None:
         """End the process, whatever it does. Another rendering starts one."""
         self._end()
+        if self._other is not None:
+            self._other.close()
 
     def _started(self) -> subprocess.Popen[bytes]:
         """A process that has compiled the template."""

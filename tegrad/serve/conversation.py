@@ -24,7 +24,7 @@ from tegrad.llm.grammar import Grammar
 from tegrad.llm.messages import render
 from tegrad.llm.sampling import Logprobs, Settings
 from tegrad.llm.service import Answer, Piece, Usage
-from tegrad.llm.template import KEY
+from tegrad.llm.template import source_of
 from tegrad.llm.tokenizer import Stream, Tokenizer
 from tegrad.llm.tools import Arguments, Call, Event, Format, Text, Thinking
 from tegrad.serve.failures import Failure
@@ -353,7 +353,8 @@ def _chat_prompt(model: Model, chat: Chat) -> Prompt:
     template = model.template
     if template is None:
         raise UnsupportedModelError(f"{model.about.name} has no chat template: ask for the completion of a text")
-    tools, form = () if chat.choice == "none" else chat.tools, _format(model)
+    tools = () if chat.choice == "none" else chat.tools
+    form = _format(model, tools=bool(tools))
     held = chat.grammar or chat.begun or (tools and chat.choice != "auto")
     values = {"enable_thinking": False, **chat.values} if held else chat.values
     text = render(template, form.messages(chat.messages, tools), tools, **values)
@@ -449,11 +450,12 @@ async def _read(at: int, reply: Reply, came: asyncio.Queue[tuple[int, Part | Exc
         await came.put((at, error))
 
 
-_formats: Final = WeakKeyDictionary[Tokenizer, Format]()
+_formats: Final = WeakKeyDictionary[Tokenizer, dict[bool, Format]]()
 
 
-def _format(model: Model) -> Format:
+def _format(model: Model, *, tools: bool) -> Format:
     """How the model calls functions, by its template; found once."""
-    if (found := _formats.get(model.tokenizer)) is None:
-        found = _formats[model.tokenizer] = Format.of(str(model.about.metadata.get(KEY, "")), model.tokenizer)
+    known = _formats.setdefault(model.tokenizer, {})
+    if (found := known.get(tools)) is None:
+        found = known[tools] = Format.of(source_of(model.about.metadata, tools=tools), model.tokenizer)
     return found

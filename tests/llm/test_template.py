@@ -6,7 +6,7 @@ import pytest
 from tiny_llama import TYPE, Shape, Vocabulary, letters, write
 
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.template import Template, TemplateRefusalError
+from tegrad.llm.template import KEY, WITH_TOOLS, Template, TemplateRefusalError, source_of
 
 CHATML = """{%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
@@ -89,6 +89,17 @@ def test_smollm3_is_told_of_tools_by_the_name_that_its_template_has() -> None:
     assert template.render([], tools=tools) == "[{'name': 'look'}]"
     assert template.render([], tools=tools, python_tools=["look"]) == "['look']"
     assert template.render([]) == ""
+
+
+def test_a_second_template_is_for_conversations_with_tools() -> None:
+    template = Template("{{ bos_token }}plain", "<s>", "", "{{ bos_token }}{{ tools | length }}")
+    assert [template.render([]), template.render([], tools=[{}])] == ["<s>plain", "<s>1"]
+    template.close()
+    assert template.render([], tools=[{}, {}]) == "<s>2"
+    template.close()
+    files: list[dict[str, object]] = [{}, {KEY: "a"}, {KEY: "a", WITH_TOOLS: "b"}]
+    assert [source_of(one, tools=False) for one in files] == ["", "a", "a"]
+    assert [source_of(one, tools=True) for one in files] == ["", "a", "b"]
 
 
 def test_a_templates_own_refusal_reaches_the_user() -> None:
