@@ -17,6 +17,7 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 from tegrad.nv import compat
 from tegrad.nv.replay import DEFAULT, RUNS_IN_FLIGHT, Dependency, Launch, Number, Recording
 from tegrad.nv.spec import MemorySpec
+from tegrad.nv.stamps import recorded
 
 if TYPE_CHECKING:
     from tegrad.nv.device import NVDevice
@@ -157,7 +158,7 @@ class GpuMethods:
         numbers: Sequence[Sequence[Number]] = (),
     ) -> Recording:  # fmt: skip
         """See `Gpu`."""
-        return Recording(cast("NVDevice", self), launches, dependency, depth=depth, numbers=numbers)
+        return recorded(cast("NVDevice", self), launches, dependency, depth=depth, numbers=numbers)
 
     def load_program(self, cubin: bytes, name: str, buffers: int, values: int = 0) -> Program:
         """See `Gpu`."""

@@ -30,7 +30,8 @@ from tinygrad.uop.ops import Ops, UOp
 from tegrad.errors import TegradError
 from tegrad.nv import compat
 from tegrad.nv.faults import DeviceFault, WaitTimeout
-from tegrad.nv.replay import DEPENDENCIES, Dependency, Launch, Recording, three
+from tegrad.nv.replay import DEPENDENCIES, Dependency, Launch, three
+from tegrad.nv.stamps import recorded
 
 if TYPE_CHECKING:
     from tegrad.nv.device import NVDevice
@@ -66,7 +67,7 @@ class Recorded:
     ) -> None:
         """`keep` is whatever holds the memory that the launches use."""
         self._device, self._keep = device, keep
-        self._recording = Recording(device, launches, dependency)
+        self._recording = recorded(device, launches, dependency)
         self._inputs = tuple(array.view() for array in arrays if array.given)
         self._outputs = tuple(array.view() for array in arrays if not array.given)
 

@@ -125,7 +125,8 @@ class Dependency:
 
     `dependent` names action and prefetch with which each QMD starts the next one; None sends a PCAS for each launch.
     `start` are the words in front of the first launch, `between` gives the words in front of each later one that is
-    sent by PCAS, `fields` what to set in each QMD (names as `QMD.write` takes them), `action` is the PCAS action.
+    sent by PCAS, `fields` what to set in each QMD (names as `QMD.write` takes them), `action` is the PCAS action. `end`
+    are words behind the last launch, in front of what tells that the run is over.
     """
 
     dependent: Mapping[str, int] | None = None
@@ -133,6 +134,7 @@ class Dependency:
     between: Callable[[Place], Sequence[int]] = _no_words
     fields: Callable[[Place], Mapping[str, int]] = _nothing
     action: int = PREFETCH_SCHEDULE
+    end: tuple[int, ...] = ()
 
 
 BARRIER: Final = (
@@ -588,7 +590,7 @@ def _commands(dependency: Dependency, layout: _Layout, va: int) -> list[int]:
         words += dependency.between(Place(index, len(layout.qmds), va + layout.scratch)) if index else ()
         words += [method_header(MethodOp.INC, Subchannel.COMPUTE, ComputeMethod.SEND_PCAS_A, 1), (va + at) >> 8]
         words.append(immediate(ComputeMethod.SEND_SIGNALING_PCAS2_B, dependency.action))
-    return words
+    return [*words, *dependency.end]
 
 
 def grid_fields(qmd: QMD) -> tuple[str, str, str]:
