@@ -134,6 +134,10 @@ def _install(ops_nv: Any) -> None:
     for name, one in ours.items():
         compat.replace(f"{compat.NV}.{name}", one)
     ops_nv._tegrad_installed = True
+    if folder := os.environ.get("TEGRAD_PROFILE"):
+        from tegrad.nv import profiling
+
+        profiling.begin(folder)
 
 
 def reopen(device: str = "NV") -> Any:

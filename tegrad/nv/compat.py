@@ -43,6 +43,10 @@ REPLACED: Final[Mapping[str, str]] = {
     "tinygrad.helpers.diskcache_put": "a full disk is a warning",
 }
 """What is replaced, and by what or what for."""
+PROFILED: Final[Mapping[str, str]] = {
+    "tinygrad.engine.realize.track_stats": "bytes of each call, and copies into memory that the CPU shares",
+}
+"""What is replaced only while a program is profiled (nv/profiling.py)."""
 PRIVATE: Final[Mapping[str, str]] = {
     "tinygrad.device.Device._opened_devices": "names of the devices that are open",
     "tinygrad.device.Device._devices": "names of the devices that there are",
@@ -82,7 +86,7 @@ def found(path: str) -> tuple[Any, str]:
 
 
 def published(path: str) -> Any:
-    """What tinygrad itself has by a name of REPLACED."""
+    """What tinygrad itself has by a name that is replaced."""
     if path in _published:
         return _published[path]
     owner, name = found(path)
@@ -90,8 +94,8 @@ def published(path: str) -> Any:
 
 
 def replace(path: str, ours: Any) -> None:
-    """Put ours in the place of a name of REPLACED. KeyError for another; doing it again changes nothing."""
-    if path not in REPLACED:
+    """Put ours in the place of a name of REPLACED or PROFILED. KeyError for another; doing it again changes nothing."""
+    if path not in REPLACED and path not in PROFILED:
         raise KeyError(f"{path} is not among the names that tegrad replaces (nv/compat.py)")
     owner, name = found(path)
     _published.setdefault(path, getattr(owner, name))

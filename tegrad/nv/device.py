@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from tinygrad.device import BufferSpec, Device, TinyELF
 from tinygrad.engine import realize
-from tinygrad.helpers import DEV, PROFILE, cpu_profile, round_up, suppress_finalizing, to_mv
+from tinygrad.helpers import DEV, PROFILE, TracingKey, cpu_profile, round_up, suppress_finalizing, to_mv
 from tinygrad.runtime import ops_nv
 from tinygrad.runtime.support.hcq import HCQBuffer, HCQCompiled, MMIOInterface
 
@@ -250,12 +250,12 @@ class UnifiedAllocator(Allocator):
 
     def _copyin(self, dest: HCQBuffer, src: memoryview) -> None:
         self.dev.synchronize()
-        with cpu_profile(f"TINY -> {self.dev.device}", f"{self.dev.device}:COPY"):
+        with cpu_profile(TracingKey(f"TINY -> {self.dev.device}", ret=src.nbytes), f"{self.dev.device}:COPY"):
             self._for_cpu(dest)[: src.nbytes] = src.cast("B")
 
     def _copyout(self, dest: memoryview, src: HCQBuffer) -> None:
         self.dev.synchronize()
-        with cpu_profile(f"{self.dev.device} -> TINY", f"{self.dev.device}:COPY"):
+        with cpu_profile(TracingKey(f"{self.dev.device} -> TINY", ret=dest.nbytes), f"{self.dev.device}:COPY"):
             dest.cast("B")[:] = self._for_cpu(src)[: dest.nbytes]
 
     def _for_cpu(self, buf: HCQBuffer) -> memoryview:

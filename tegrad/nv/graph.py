@@ -3,10 +3,12 @@
 It runs what `jit` does not record: kernels with sizes that change, copies, and everything while each kernel is told of.
 """
 
+import weakref
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from tinygrad.engine.realize import get_call_arg_uops
+from tinygrad.helpers import PROFILE
 from tinygrad.runtime.graph.hcq import HCQGraph
 from tinygrad.uop.ops import Ops, UOp
 
@@ -14,6 +16,9 @@ from tegrad.nv import compat, roles
 from tegrad.nv.faults import DeviceClosed, DeviceFault, WaitTimeout
 from tegrad.nv.program import check_alignment
 from tegrad.nv.spec import allocating
+
+open_graphs: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+"""Those that may have a run to tell of, while tinygrad reports each kernel."""
 
 
 class NVGraph(HCQGraph):  # type: ignore[misc]
@@ -25,6 +30,8 @@ class NVGraph(HCQGraph):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         with allocating(roles.ARGUMENTS):
             super().__init__(*args, **kwargs)
+        if PROFILE.value:
+            open_graphs.add(self)
         self._aligned = [
             (self.calls[j][0], index, position, runtime)
             for j, (replaced, runtime) in enumerate(zip(self.uop_replace, self.runtimes, strict=True))
@@ -46,6 +53,13 @@ class NVGraph(HCQGraph):  # type: ignore[misc]
             for lock in locks:
                 lock.release()
         return seconds
+
+    def collect(self) -> None:
+        """Tell of the last run, while tinygrad reports each kernel."""
+        if self.kickoff_value >= 1:
+            for device in self.devices:
+                device.synchronize()
+            self.collect_timestamps()
 
     @staticmethod
     def supports_uop(batch_devs: list[Any], new_call: UOp) -> bool:

@@ -8,6 +8,7 @@ import functools
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from tegrad.uapi.kernel import Kernel, LinuxKernel
 
@@ -50,6 +51,16 @@ def pick_kernel() -> Kernel:
     spec = os.environ.get(BOARD_VARIABLE, "")
     kernel = _board(spec) if spec else LinuxKernel()
     return _traced(kernel, path) if (path := os.environ.get(TRACE_VARIABLE, "")) else kernel
+
+
+def board_counts() -> dict[str, Any] | None:
+    """What the board that was asked for has counted of its GPU's work (orin/gpu.py, `stats`); None without one."""
+    if not board_asked():
+        return None
+    from tegrad.orin.client import board_status
+
+    counts: dict[str, Any] = board_status(os.environ[BOARD_VARIABLE])["gpu"]
+    return counts
 
 
 @functools.cache

@@ -39,7 +39,7 @@ print(json.dumps(found))
 
 def looked_up(before: str, **variables: str) -> dict[str, list[Any]]:
     """Of every name whether it is there, and which module it is from, in a process of its own."""
-    paths = json.dumps([*compat.REPLACED, *compat.PRIVATE])
+    paths = json.dumps([*compat.REPLACED, *compat.PROFILED, *compat.PRIVATE])
     done = subprocess.run(
         [sys.executable, "-c", before + HAVE],
         input=paths, env={**os.environ, **variables}, capture_output=True, text=True, check=True,
@@ -50,7 +50,7 @@ def looked_up(before: str, **variables: str) -> dict[str, list[Any]]:
 
 def test_the_release_has_every_name() -> None:
     found = looked_up("import tinygrad.runtime.ops_nv, tinygrad.codegen.opt.heuristic\n", TEGRAD="0")
-    assert found.keys() == {*compat.REPLACED, *compat.PRIVATE}
+    assert found.keys() == {*compat.REPLACED, *compat.PROFILED, *compat.PRIVATE}
     assert not [path for path, (there, _) in found.items() if not there]
     assert not [path for path, (_, module) in found.items() if module.startswith("tegrad")]
 
