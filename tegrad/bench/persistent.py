@@ -12,7 +12,6 @@ that what a recording costs falls out and the dependency between two steps does 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from multiprocessing import get_context
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tegrad.bench import models, plans, products
 from tegrad.bench.dependencies import ALL_FORMS, gpu_us, opened, printed
@@ -30,7 +30,7 @@ from tegrad.llm.cache import KvCache
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.persistent import PersistentPlan, Tuning
 from tegrad.llm.sampling import Sampling
-from tegrad.llm.schedule import Op, imbalance
+from tegrad.llm.schedule import Op, Program, imbalance
 from tegrad.llm.state import State, States
 from tegrad.nv.gpu import Gpu
 from tegrad.nv.replay import Dependency, Launch
@@ -141,31 +141,63 @@ class Part:
         return f"{told}; {self.nbytes / 1e6:8.2f} MB, {self.nbytes / self.us * 1e6 / bandwidth:4.0%} of the bandwidth"
 
 
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """One stage of a step; medians over the CTAs that have work in it, in microseconds."""
+
+    index: int
+    op: Op
+    phases: tuple[float, float, float]
+    """Until the input was staged, until the consumers' results were there, until the results were published."""
+    nbytes: int
+    """Of the weights that all CTAs stream for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """When each stage of a step was where, by the clocks of the CTAs' SMs, which do not agree with each other."""
+
+    program: Program
+    us: NDArray[np.float64]
+    """(ctas, stages, 4), as the kernel notes them: begun, input there, results there, published."""
+
+    @classmethod
+    def of(cls, plan: PersistentPlan, us: float) -> StepTimes:
+        """Of the last step, which takes `us`; waits for the device."""
+        program = plan.kernel.program
+        plan.device.synchronize()
+        raw = plan.device.download(plan.timestamps, 32 * program.ctas * len(program.stages))
+        cycles = np.frombuffer(raw, np.uint64).reshape(program.ctas, len(program.stages), 4).astype(np.int64)
+        whole = cycles[0, len(program.stages) - 2, 3] - cycles[0, 0, 0]
+        return cls(program, (cycles * (us / max(1, int(whole)))).astype(np.float64))
+
+    def stages(self) -> list[StageTime]:
+        """All of them but the choice of the token, which notes no times."""
+        found = []
+        for at, stage in enumerate(self.program.stages):
+            busy = [ins.cta for ins in stage.instructions if ins.op is not Op.NOTHING]
+            spans = np.diff(self.us[busy, at], axis=1)
+            spans = spans[(spans >= 0).all(axis=1)]  # CTAs that had no part of attention left no timestamps
+            if stage.op is not Op.SAMPLE and len(spans):
+                wait, work, finish = np.median(spans, axis=0).tolist()
+                nbytes = sum(run.nbytes for ins in stage.instructions for run in ins.runs)
+                found.append(StageTime(at, stage.op, (wait, work, finish), nbytes))
+        return found
+
+
 def parts(rig: Rig, tuning: Tuning) -> list[Part]:
-    """Where a step's time goes: medians over the CTAs, summed over a kind's stages."""
+    """Where a step's time goes, summed over a kind's stages."""
     with rig.plan(tuning, timestamps=True) as plan:
         us = rig.us(plan.likeliest(rig.sampling))
-        program = plan.kernel.program
-        rig.device.synchronize()
-        raw = rig.device.download(plan.timestamps, 32 * program.ctas * len(program.stages))
-    timestamps = np.frombuffer(raw, np.uint64).reshape(program.ctas, len(program.stages), 4).astype(np.int64)
-    first, last = timestamps[0, 0, 0], timestamps[0, len(program.stages) - 2, 3]
-    scale = us / max(1, int(last - first))
-    found: dict[str, list[tuple[float, float, float]]] = {}
-    streamed: Counter[str] = Counter()
-    for at, stage in enumerate(program.stages):
-        busy = [ins.cta for ins in stage.instructions if ins.op is not Op.NOTHING]
-        spans = np.diff(timestamps[busy, at], axis=1)
-        spans = spans[(spans >= 0).all(axis=1)]  # CTAs that had no part of attention left no timestamps
-        if stage.op is not Op.SAMPLE and len(spans):
-            wait, work, finish = (float(v) * scale for v in np.median(spans, axis=0))
-            found.setdefault(stage.op.name, []).append((wait, work, finish))
-            streamed[stage.op.name] += sum(run.nbytes for ins in stage.instructions for run in ins.runs)
-    made = []
-    for op, times in found.items():
-        wait, work, finish = (sum(column) for column in zip(*times, strict=True))
-        made.append(Part(op, len(times), wait, work, finish, streamed[op]))
-    return made
+        found: dict[Op, list[StageTime]] = {}
+        for stage in StepTimes.of(plan, us).stages():
+            found.setdefault(stage.op, []).append(stage)
+    return [_part(op, each) for op, each in found.items()]
+
+
+def _part(op: Op, stages: Sequence[StageTime]) -> Part:
+    wait, work, finish = (sum(phase) for phase in zip(*(one.phases for one in stages), strict=True))
+    return Part(op.name, len(stages), wait, work, finish, sum(one.nbytes for one in stages))
 
 
 def variants(start: Tuning, axis: str) -> Iterator[Tuning]:

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("tegrad.cli.models", "List the models that are here, what context fits, or remove one."),
     "doctor": ("tegrad.cli.doctor", "Say what was found, what is missing and what to do."),
     "klog": ("tegrad.cli.klog", "Show what the GPU's drivers wrote to the kernel log, and what it means."),
+    "profile": ("tegrad.cli.profile", "Show where a token's time goes, or a program's: table, Perfetto trace."),
     "bench": ("tegrad.cli.bench", "Measure, record and recompute the figures in results/."),
     "conformance": ("tegrad.cli.conformance", "Check the drivers found here against the rules of nvgpu and nvmap."),
     "selftest": ("tegrad.cli.selftest", "Try this machine's GPU stage by stage, the least risky first, and report."),
@@ -49,7 +50,7 @@ def _root(
 ) -> None:
     """\b
     GGUF models without CUDA on Jetson Orin and Hopper, and an emulated Orin.
-    tegrad run "In the beginning"    (tegrad --install-completion for your shell)
+    tegrad run "In the beginning"    (more: --version, --install-completion)
     """
 
 
@@ -101,7 +102,7 @@ def main() -> None:
     try:
         program = typer.main.get_command(build(_words()))
         for option in program.params:
-            option.hidden = option.name in ("install_completion", "show_completion")  # type: ignore[attr-defined]
+            option.hidden = option.name in ("version", "install_completion", "show_completion")  # type: ignore[attr-defined]
         if "_TEGRAD_COMPLETE" in os.environ:
             _reveal(program)
         program()

@@ -50,19 +50,26 @@ def choose_device(device: str | None = None, tell: Callable[[str], None] = say) 
     emulated Orin if there is no GPU. What a user should know goes to `tell`, stderr unless said."""
     _keep_kernels(tell)
     _compile_here()
-    os.environ["DEV"] = os.environ.get("DEV") or "NV"
-    target = device or os.environ["DEV"]
     from tegrad.nv import import_tinygrad, install
 
-    if target.rpartition("+")[2].partition(":")[0].upper() != "NV":
+    if settle_device(device, tell):
+        install()
+    else:
         import_tinygrad()
-        return
+
+
+def settle_device(device: str | None = None, tell: Callable[[str], None] = say) -> bool:
+    """The variables by which `choose_device` settles it, for processes that this one starts, too; whether it is NV."""
+    os.environ["DEV"] = os.environ.get("DEV") or "NV"
+    target = device or os.environ["DEV"]
+    if target.rpartition("+")[2].partition(":")[0].upper() != "NV":
+        return False
     if not os.environ.get("TEGRAD_BOARD") and not any(os.path.exists(name) for name in GPU_FILES):
         os.environ["TEGRAD_BOARD"] = EMULATED
         tell(f"no GPU found, running on an emulated {EMULATED} (TEGRAD_BOARD, or DEV, chooses another)")
     if os.environ.get("TEGRAD_BOARD"):
         os.environ.setdefault("HCQDEV_WAIT_TIMEOUT_MS", EMULATED_WAIT_MS)
-    install()
+    return True
 
 
 def _keep_kernels(tell: Callable[[str], None]) -> None:
