@@ -21,6 +21,7 @@ from tegrad.bench.kernels import weight_bytes
 from tegrad.bench.persistent import StepTimes
 from tegrad.bench.plans import matrices
 from tegrad.bench.steps import PLANNERS
+from tegrad.diag.flame import flame
 from tegrad.diag.profile import chip_of, foot, row_json
 from tegrad.diag.timeline import Counts, Row, Scale, Span, rows, table
 from tegrad.hw.chips import Chip
@@ -285,6 +286,22 @@ def _phases(found: TokenProfile) -> Iterator[str]:
     for phase in PHASES:
         us = sum(span.args[phase] for span in found.spans)
         yield f"a CTA {phase} {told[phase]}: {us:.1f} us, {us / whole:.1%}"
+
+
+def picture(found: TokenProfile) -> str:
+    """An SVG of a token's layers and roles: by time, or on a board, where they were counted, by instructions."""
+    each = rows(found.spans)
+    counted = all(row.counts for row in each)
+    layers = {span.name: (_layer(span), span.args["role"]) for span in found.spans}
+    parts = []
+    for row in each:
+        layer, role = layers[row.name]
+        size = row.counts.instructions / 1e6 if counted and row.counts else row.us
+        parts.append(((role,) if layer == role else (f"layer {layer}", role), size / found.measured))
+    board = os.environ.get(BOARD_VARIABLE, "")
+    where = f"emulated {board}" if board else found.chip.name if found.chip else ""
+    title = f"{found.model}, a token after {found.depth} positions, {found.plan}, {where}"
+    return flame(parts, title, "million instructions" if counted else "us")
 
 
 def as_json(found: TokenProfile) -> dict[str, Any]:

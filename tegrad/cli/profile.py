@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
 from tegrad import models
 from tegrad.cli import options
+from tegrad.diag.timeline import Span, trace
 from tegrad.hub.cache import located
 from tegrad.llm.start import choose_device, settle_device
 
-if TYPE_CHECKING:
-    from tegrad.diag.timeline import Span
-
-    Made = tuple[str, dict[str, Any], Sequence[Span]]
-    """Text, JSON and the spans of a trace."""
-
+SVG: Final = ".svg"
 EPILOG: Final = """\b
 tegrad profile --layers
 tegrad profile --model m.gguf --depth 2000 -o trace.json
 tegrad profile -o trace.json -- python program.py"""
+
+
+class Made(NamedTuple):
+    """A profile."""
+
+    text: str
+    json: dict[str, Any]
+    spans: Sequence[Span]
+    """Of a trace."""
+    picture: Callable[[], str]
 
 
 class Plan(StrEnum):
@@ -53,23 +59,34 @@ def profile(
     gpu: options.Gpu = None,
     as_json: Annotated[bool, typer.Option("--json", help="The tables as one JSON object.")] = False,
     out: Annotated[
-        Path | None, typer.Option("-o", metavar="FILE", show_default=False, help="A trace for ui.perfetto.dev.")
+        Path | None,
+        typer.Option(
+            "-o", metavar="FILE", show_default=False, help="A trace for ui.perfetto.dev; with .svg a picture."
+        ),
     ] = None,
 ) -> None:
     """Show where the time of a model's token goes, or of a tinygrad program."""
-    from tegrad.diag.timeline import write_trace
-
     speed = None if peak is None else peak * 1e9
-    code = 0
+    if out is not None:
+        _check(out, bool(command))
     if command:
         code, made = _command(command, speed)
     else:
-        made = _token(model or models.SMALL, tokens, depth, context, plan, layers, speed)
-    text, found, spans = made
-    typer.echo(json.dumps(found) if as_json else text)
+        code, made = 0, _token(model or models.SMALL, tokens, depth, context, plan, layers, speed)
+    typer.echo(json.dumps(made.json) if as_json else made.text)
     if out is not None:
-        write_trace(out, spans)
+        out.write_text(made.picture() if out.suffix == SVG else json.dumps(trace(made.spans)))
     raise typer.Exit(code)
+
+
+def _check(out: Path, program: bool) -> None:
+    """A usage error for a file that cannot be written."""
+    if program and out.suffix == SVG:
+        raise typer.BadParameter("a picture is one of a token: give a name that ends in .json", param_hint="-o")
+    try:
+        out.touch()
+    except OSError as error:
+        raise typer.BadParameter(f"cannot write {out}: {error.strerror}", param_hint="-o") from error
 
 
 def _token(
@@ -83,7 +100,8 @@ def _token(
 
     open_device()
     found = token.profile(path, tokens=tokens, depth=depth, context=context, plan=plan or "", counted=board_counts)
-    return token.text(found, peak, layers=layers), token.as_json(found), found.shown
+    text = token.text(found, peak, layers=layers)
+    return Made(text, token.as_json(found), found.shown, lambda: token.picture(found))
 
 
 def _command(command: Sequence[str], peak: float | None) -> tuple[int, Made]:
@@ -95,4 +113,5 @@ def _command(command: Sequence[str], peak: float | None) -> tuple[int, Made]:
     if not found:
         typer.echo("tegrad: " + programs.NOTHING, err=True)
     text = "\n\n".join(programs.text(program, peak) for program in found)
-    return code, (text, {"programs": [programs.as_json(program) for program in found]}, programs.trace_spans(found))
+    spans = [span for program in found for span in program.spans]
+    return code, Made(text, {"programs": [programs.as_json(program) for program in found]}, spans, str)

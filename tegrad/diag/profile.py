@@ -131,11 +131,6 @@ def text(program: Program, peak: float | None) -> str:
     return "\n\n".join(parts)
 
 
-def trace_spans(programs: Sequence[Program]) -> list[Span]:
-    """What a trace shows of a command's processes."""
-    return [span for program in programs for span in program.spans]
-
-
 def foot(board: str, chip: Chip | None, peak: float | None, note: str) -> str:
     """What times and bytes are."""
     if board:

@@ -6,10 +6,8 @@ table tells it; what is not known is left out, not guessed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final
 
 
@@ -160,8 +158,3 @@ def trace(spans: Iterable[Span]) -> dict[str, Any]:
 
 def _named(what: str, pid: int, tid: int, value: object, key: str = "name") -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {key: value}}
-
-
-def write_trace(path: Path, spans: Iterable[Span]) -> None:
-    """The trace as a file. OSError."""
-    path.write_text(json.dumps(trace(spans)))
