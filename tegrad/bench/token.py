@@ -180,8 +180,7 @@ class _Token:
             before = _counts_of(counted, launch.program.name)
             with self.device.record([launch]) as recording:
                 recording.wait(recording.run())
-            after = _counts_of(counted, launch.program.name)
-            found.append(Counts(*(now - then for now, then in zip(after, before, strict=True))))
+            found.append(_counts_of(counted, launch.program.name) - before)
         return found
 
     # ---- one launch
@@ -216,9 +215,8 @@ class _Token:
         return spans, [*shown, whole, *spans, *_ctas(times, roles, begin - start)]
 
 
-def _counts_of(counted: Counter, kernel: str) -> tuple[int, int, int]:
-    found = (counted() or {}).get("kernels", {}).get(kernel, {})
-    return found.get("instructions", 0), found.get("bytes_read", 0), found.get("bytes_written", 0)
+def _counts_of(counted: Counter, kernel: str) -> Counts:
+    return Counts.of((counted() or {}).get("kernels", {}).get(kernel, {}))
 
 
 def _roles(times: StepTimes) -> Iterator[tuple[str, int | None]]:

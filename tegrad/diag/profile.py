@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,10 +82,7 @@ def _read(path: Path) -> Program:
         Span(track, what, begin - begun, us, size, args={"kind": kind}, process=name)
         for kind, track, what, begin, us, size in told["spans"]
     )
-    counts = {
-        name: Counts(counted["instructions"], counted["bytes_read"], counted["bytes_written"])
-        for name, counted in (told["counts"] or {}).items()
-    }
+    counts = {name: Counts.of(counted) for name, counted in (told["counts"] or {}).items()}
     chip = chip_of(device["arch"], device["sms"])
     return Program(told["pid"], tuple(told["command"]), told["board"], chip, spans, counts)
 
@@ -157,5 +154,5 @@ def row_json(row: Row) -> dict[str, Any]:
     if row.bytes:
         made["bytes"] = row.bytes
     if row.counts:
-        made |= {"instructions": row.counts.instructions, "read": row.counts.read, "written": row.counts.written}
+        made |= asdict(row.counts)
     return made

@@ -7,20 +7,34 @@ table tells it; what is not known is left out, not guessed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any, Final
+
+COUNTED: Final = ("instructions", "bytes_read", "bytes_written", "l2_fills", "l2_reports")
+"""A board's names of a `Counts`, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What an emulated board counts of a kernel's launches: instructions of lanes, bytes that lanes read and wrote."""
+    """What an emulated board counts of a kernel's launches: instructions of lanes, bytes that lanes read and wrote,
+    sectors that came into the L2, and stale loads, if the board tells of them."""
 
     instructions: int = 0
     read: int = 0
     written: int = 0
+    fills: int = 0
+    stale: int = 0
+
+    @classmethod
+    def of(cls, counted: Mapping[str, int]) -> Counts:
+        """A board's counts of a kernel (orin/grid.py)."""
+        return cls(*(counted.get(name, 0) for name in COUNTED))
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(self.instructions + other.instructions, self.read + other.read, self.written + other.written)
+        return Counts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+    def __sub__(self, other: Counts) -> Counts:
+        return Counts(*(ours - theirs for ours, theirs in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +124,10 @@ COLUMNS: Final[Mapping[str, Callable[[Row, float, Scale], str]]] = {
     "of all": _of_all,
     "MB read": _counted(lambda counts: counts.read),
     "MB written": _counted(lambda counts: counts.written),
+    "L2 fills": lambda row, whole, scale: (
+        f"{row.counts.fills / scale.times:g}" if row.counts and row.counts.fills else ""
+    ),
+    "stale": lambda row, whole, scale: f"{row.counts.stale / scale.times:g}" if row.counts and row.counts.stale else "",
 }
 """A column's head, and a row's cell given the sum of all times; a column without a cell is left out."""
 
@@ -144,8 +162,7 @@ def trace(spans: Iterable[Span]) -> dict[str, Any]:
         if span.bytes is not None:
             args["bytes"] = span.bytes
         if span.counts is not None:
-            counts = span.counts
-            args |= {"instructions": counts.instructions, "bytes read": counts.read, "bytes written": counts.written}
+            args |= asdict(span.counts)
         events.append(
             {"ph": "X", "name": span.name, "pid": pid, "tid": tid, "ts": span.begin, "dur": span.us, "args": args}
         )

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 
 from tegrad.hw.chips import Chip
 from tegrad.hw.gpfifo import Subchannel
@@ -238,15 +239,7 @@ class Gpu:
 
     def stats(self) -> dict[str, object]:
         """Counts: launches, instructions, bytes, in all and by kernel; copies; doorbells; mappings by address space."""
-        kernels = {
-            name: {
-                "launches": k.launches,
-                "instructions": k.instructions,
-                "bytes_read": k.bytes_read,
-                "bytes_written": k.bytes_written,
-            }
-            for name, k in list(self._counters.kernels.items())
-        }
+        kernels = {name: asdict(count) for name, count in list(self._counters.kernels.items())}
         return {
             "doorbells": self._scheduler.doorbells,
             "launches": sum(k["launches"] for k in kernels.values()),

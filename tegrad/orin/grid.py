@@ -70,9 +70,15 @@ class KernelCount:
     instructions: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+    l2_fills: int = 0
+    """Sectors that came into the L2 meanwhile: of memory that it may keep, what it did not have."""
+    l2_reports: int = 0
+    """Stale loads, and stores over what the CPU had written, where the L2 tells of them (`TEGRAD_L2=tell`)."""
 
-    def add(self, stats: Stats) -> None:
+    def add(self, stats: Stats, fills: int, reports: int) -> None:
         """Count one more launch."""
+        self.l2_fills += fills
+        self.l2_reports += reports
         self.launches += 1
         self.instructions += stats.instructions
         self.bytes_read += stats.bytes_read
@@ -88,10 +94,10 @@ class Counters:
     bytes_copied: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def launched(self, name: str, stats: Stats) -> None:
+    def launched(self, name: str, stats: Stats, fills: int, reports: int) -> None:
         """Count a grid that has ended."""
         with self._lock:
-            self.kernels.setdefault(name, KernelCount()).add(stats)
+            self.kernels.setdefault(name, KernelCount()).add(stats, fills, reports)
 
     def copied(self, size: int) -> None:
         """Count a copy."""
@@ -239,6 +245,8 @@ class GridRunner:
             with channel.scheduler.runlist.grid(channel.tsg, channel.worker.abort) as came:
                 if not came:
                     return False
+                l2 = self._vm.l2
+                filled, untold = l2.filled, l2.untold
                 stats = kernel.launch(
                     shape.grid,
                     shape.block,
@@ -250,8 +258,9 @@ class GridRunner:
                     windows=Windows(state.shared_window, state.local_window, hidden),
                     abort=channel.worker.abort,
                     seed=race.copies_seed() if race is not None and kernel.draws else 0,
-                    tag=self._vm.l2.launch(kernel.name),
+                    tag=l2.launch(kernel.name),
                 )
+                filled, untold = l2.filled - filled, max(0, l2.untold - untold)
         except PtxFault as fault:
             if fault.kind == "aborted" and channel.worker.stopping:
                 return False
@@ -261,7 +270,7 @@ class GridRunner:
         channel.settle()
         if not self._local.leave(spills):
             channel.note(f"local memory of kernel {kernel.name} was overwritten while it ran: what it spilled is lost")
-        self._counters.launched(kernel.name, stats)
+        self._counters.launched(kernel.name, stats, filled, untold)
         return True
 
     def _stuck(self, channel: HostChannel, why: str) -> None:

@@ -123,6 +123,7 @@ class L2:
         self.address = ctypes.addressof(self._struct)
         self._word(Cache.MODE, ctypes.c_uint32).value = int(self.mode)
         self._kept = self._word(Cache.KEPT)
+        self._filled = self._word(Cache.FILLED)
         self._ordered = self._word(Cache.ORDERED)
         self._reported = self._word(Cache.REPORTED)
         self._physical: dict[tuple[int, int], Physical] = {}
@@ -151,6 +152,16 @@ class L2:
     def kept(self) -> int:
         """Bytes of the sectors that are kept."""
         return int(self._kept.value) * SECTOR
+
+    @property
+    def filled(self) -> int:
+        """How many sectors have come to be kept so far."""
+        return int(self._filled.value)
+
+    @property
+    def untold(self) -> int:
+        """How many reports there are, in mode `tell`, since `reports` was called last."""
+        return int(self._reported.value)
 
     # -- mappings -----------------------------------------------------------------------------------------------------
 

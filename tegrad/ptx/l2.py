@@ -91,6 +91,8 @@ class Cache(IntEnum):
     are. A sector is kept once stores of a warp with no fence between have covered it [seen on an H200]."""
     STORES = 88
     """Counts what other engines store, in twos."""
+    FILLED = 96
+    """How many sectors have come to be kept so far."""
     SIZE = 128
 
 
@@ -263,6 +265,8 @@ def _counted(f: Fn, at: Place, more: V) -> None:
     f.store(f.add(count, more), at.count_at)
     total = f.load("i64", at.cache, Cache.KEPT)
     f.store(f.add(total, f.resize(more, "i64", False)), at.cache, Cache.KEPT)
+    filled = f.load("i64", at.cache, Cache.FILLED)
+    f.store(f.add(filled, f.resize(more, "i64", False)), at.cache, Cache.FILLED)
     with f.if_(f.icmp("eq", count, f.const("i8", 0))):
         ordered = f.load("i64", at.cache, Cache.ORDERED)
         place = f.mul(f.and_(ordered, f.const("i64", MAX_FRAMES - 1)), f.const("i64", 4))

@@ -101,6 +101,32 @@ def back() -> Iterator[Case]:
         yield Case(rig)
 
 
+def counted(case: Case, kernel: str) -> tuple[int, int]:
+    """What came into the L2 while a kernel ran, in sectors, and what was reported then."""
+    count = case.rig.gpu._counters.kernels[kernel]
+    return count.l2_fills, count.l2_reports
+
+
+def test_sectors_that_come_into_the_l2_are_counted_by_kernel(case: Case) -> None:
+    for offset, fills in ((0, 1), (4, 1), (32, 2), (0, 2)):
+        case.load(offset)
+        assert counted(case, "ld_global_cg") == (fills, 0)
+    case.mem_op(MemOp.L2_SYSMEM_INVALIDATE)
+    case.load()
+    assert counted(case, "ld_global_cg") == (3, 0)
+
+
+def test_stale_loads_are_counted_by_kernel_where_the_l2_tells_of_them() -> None:
+    with Rig(l2_mode=Mode.TELL) as rig:
+        case = Case(rig)
+        case.cpu(1)
+        case.load()
+        assert counted(case, "ld_global_cg") == (1, 0)
+        case.cpu(2)
+        case.load()
+        assert counted(case, "ld_global_cg") == (1, 1)
+
+
 # -- loads ------------------------------------------------------------------------------------------------------------
 
 
