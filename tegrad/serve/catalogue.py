@@ -26,7 +26,7 @@ from tegrad.hub.names import ModelNameError, quantization
 from tegrad.llm.errors import ModelError, OutOfMemory
 from tegrad.llm.footprint import PROCESS, Footprint, gpu_has_memory, machine_room
 from tegrad.llm.gguf import Gguf
-from tegrad.serve.model import About, Loaded, UnknownModel
+from tegrad.serve.model import LATEST, About, Loaded, UnknownModel
 from tegrad.serve.plan import Wanted, plan
 from tegrad.serve.remote import Remote
 from tegrad.serve.replicas import Home, Replicated
@@ -89,13 +89,13 @@ class Shelf:
         return list(found.values())
 
     def find(self, name: str | None) -> About:
-        """The one that a request means: by name, in letters of either case, or as `tegrad run` takes it; the first one
-        for None. UnknownModel."""
+        """The one that a request means: by name, in letters of either case, with Ollama's tag or without it, or as
+        `tegrad run` takes it; the first one for None. UnknownModel."""
         if name is None:
             return self._named[0] if self._named else self.all()[0]
-        if (one := self._known.get(name)) is not None:  # without a look at the disk
+        if (one := self._known.get(name) or self._known.get(name.removesuffix(LATEST))) is not None:  # from no disk
             return one
-        every = self.all()
+        name, every = name.removesuffix(LATEST), self.all()
         if (found := next((one for one in every if one.name.lower() == name.lower()), None)) is not None:
             return found
         try:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tegrad.llm.batch import GREEDY
 from tegrad.llm.errors import ModelError
@@ -19,6 +19,10 @@ from tegrad.llm.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+LATEST: Final = ":latest"
+"""What Ollama and its clients put behind a name without a tag."""
 
 
 class UnknownModel(ModelError):

@@ -15,7 +15,7 @@ from tegrad.llm.tokenizer import Tokenizer
 from tegrad.serve.conversation import Chat, Wanted, resumed
 from tegrad.serve.failures import Failure, unread
 from tegrad.serve.fields import Anything, Dictionary, Either, Field, Flag, Listed, Number, Object, Tagged, Text
-from tegrad.serve.model import About
+from tegrad.serve.model import LATEST, About
 from tegrad.serve.openai_fields import (
     FUNCTION,
     FUNCTION_CALL,
@@ -28,8 +28,6 @@ from tegrad.serve.openai_fields import (
     whole,
 )
 
-LATEST: Final = ":latest"
-"""What Ollama and its clients put behind a name without a tag."""
 LONGEST_KEEP_S: Final = 1e9
 """Seconds from which on a model is kept for ever."""
 _UNITS: Final = {"ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -64,7 +62,7 @@ _ANSWERED: Final[Mapping[str, Field]] = {
     "stream": Field(Flag(), True),
     "format": Field(Either((Text(("", "json")), Dictionary())), about="json, or the schema that an answer keeps to"),
     "options": Field(OPTIONS, about="how tokens are taken"),
-    "think": Field(Either((Flag(), Text(("low", "medium", "high")))), about="for the model's template"),
+    "think": Field(Either((Flag(), Text(("low", "medium", "high", "max")))), about="for the model's template"),
     "logprobs": Field(Flag(), False),
     "top_logprobs": Field(whole(0, LIKELIEST), 0),
 }

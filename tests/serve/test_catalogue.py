@@ -146,7 +146,7 @@ def test_named_models_come_first_then_those_in_the_cache(shelf: Shelf, empty_cac
     assert [one.name for one in shelf.all()] == ["a", "b-Q8_0", "c", "Owner/Some-GGUF:Q8_0"]
     for name in ("Owner/Some-GGUF:Q8_0", "owner/some-gguf:q8_0", "some:q8_0"):
         assert shelf.find(name).name == "Owner/Some-GGUF:Q8_0"
-    assert shelf.find(None).name == "a"
+    assert [shelf.find(name).name for name in (None, "a:latest", "A:latest")] == ["a", "a", "a"]
     for name in ("", "d", "some:q6_k", str(paths[0]), "../a"):
         with pytest.raises(UnknownModel, match="choose one of a, b-Q8_0, c, Owner/Some-GGUF:Q8_0"):
             shelf.find(name)

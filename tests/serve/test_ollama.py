@@ -170,7 +170,7 @@ def test_tokens_and_times_are_told(client: ollama.Client, model: Scripted) -> No
 def test_thoughts_are_asked_for_and_left_out(client: ollama.Client, model: Scripted) -> None:
     assert client.chat(model="small", messages=HELLO, think=False).message.thinking is None
     assert prompt(model).endswith("assistant\n")
-    for think in (True, "high"):
+    for think in (True, "high", "max"):
         assert "Hm, the moon." in str(client.chat(model="small", messages=HELLO, think=think).message.thinking)
         assert prompt(model).rstrip().endswith("<think>")
     assert "thinking" in str(refusal(client, "chat", model="dull", messages=HELLO, think=True))
