@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +66,30 @@ def test_a_command_ended_by_a_signal_or_missing_has_the_shells_code() -> None:
     missing = tegrad("trace", "no-such-program")
     assert missing.returncode == 127
     assert missing.stderr.startswith("tegrad: there is no program 'no-such-program'")
+
+
+WAITS = """
+import time
+from tegrad.nv.kernel import pick_kernel
+print(pick_kernel().exists("/"), flush=True)
+time.sleep(99)
+"""
+
+
+@pytest.mark.parametrize(("number", "whole"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_a_signal_ends_the_command_and_what_it_did_is_told(number: signal.Signals, whole: bool, tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "tegrad", "trace", "--", sys.executable, "-c", WAITS]
+    variables = {k: v for k, v in os.environ.items() if k != "TEGRAD_BOARD"} | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        line, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as traced:
+        assert traced.stdout is not None
+        assert traced.stdout.readline() == "True\n"
+        (os.killpg if whole else os.kill)(traced.pid, number)
+        _, told = traced.communicate(timeout=60)
+    assert traced.returncode == 128 + number
+    assert "exists(path='/') = 1" in told
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_is_not_there_is_named() -> None:
@@ -187,6 +213,24 @@ def test_where_no_submission_shows_the_steady_state_follows_the_last_channel() -
     assert any("no submission shows" in line for line in shown("summary", *SESSION, wait))
     registers = call("mmap", fd=3, size=0x10000)
     assert not [one for phase, one in phases(calls(map(to_json, [*SESSION, registers]))) if phase == STEADY]
+
+
+def test_calls_of_a_desktop_have_phases_by_name_and_class() -> None:
+    made = [
+        opened("/dev/nvidiactl", 3),
+        call("NV_ESC_CHECK_VERSION_STR", fd=3),
+        *(
+            call("NV_ESC_RM_ALLOC", fd=3, hClass=number)
+            for number in (0x80, 0x90F1, 0x70, 0x3E, 0xA06C, 0xC86F, 0xCBC0)
+        ),
+        call("UVM_REGISTER_GPU_VASPACE", fd=4),
+        call("UVM_CREATE_EXTERNAL_RANGE", fd=4),
+        call("NV_ESC_RM_MAP_MEMORY", fd=3),
+        call("UVM_REGISTER_CHANNEL", fd=4),
+        call("NV_ESC_RM_CONTROL", fd=3),
+    ]
+    names = {"discovery": "d", "address space": "a", "memory": "m", "channels": "c", "steady state": "s"}
+    assert "".join(names[phase] for phase, _ in phases(calls(map(to_json, made)))) == "dddaamcccammcs"
 
 
 def test_a_diagram_has_an_arrow_for_each_row_of_calls() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -42,7 +43,27 @@ BY_CALL = {
 """The phase of calls that their fd does not tell."""
 
 SET_UP = frozenset({"CHANNEL_SETUP_BIND", "CHANNEL_ALLOC_OBJ_CTX", "CHANNEL_SET_PREEMPTION_MODE", "doorbell"})
-"""The last calls before the first submission."""
+SET_UP_CLASS = re.compile("CHANNEL_GPFIFO|COMPUTE|DMA_COPY")
+"""The last calls before the first submission, and on a desktop the classes of the objects that they make."""
+DESKTOP = ("NV_ESC_", "UVM_")
+
+OF_A_CLASS = (
+    (SPACE, re.compile("VASPACE|MEMORY_VIRTUAL")),
+    (MEMORY, re.compile("MEMORY")),
+    (CHANNELS, re.compile("CHANNEL|COMPUTE|DMA_COPY|USERMODE|CONTEXT_SHARE|EVENT")),
+)
+OF_THE_DESKTOP = (
+    (SPACE, re.compile("VASPACE|RANGE_GROUP")),
+    (CHANNELS, re.compile("CHANNEL|EVENT")),
+    (
+        MEMORY,
+        re.compile(
+            "UVM_.*(MAP|RANGE|FREE|MEM|ALLOC|MIGRATE|LOCATION|ACCESS)|_(MAP|UNMAP|ALLOC)_MEMORY|VID_HEAP|DMABUF|_TO_FD"
+        ),
+    ),
+)
+"""The phases of the desktop driver's calls by a part of their name, and of an RM_ALLOC by a part of its class's; of all
+others it is discovery."""
 
 CTRL = frozenset({"ctrl", "nvhost-ctrl-gpu"})
 """Names of the node whose mapping is the doorbell page."""
@@ -53,12 +74,27 @@ def name_of(call: Call) -> str:
     return "doorbell" if call.name == "mmap" and CTRL & set(call.fds.values()) else call.name
 
 
+def class_of(call: Call) -> str:
+    """The class of the object that a desktop's RM_ALLOC makes; "" of another call."""
+    return field_text(call.name, "hClass", call.arguments["hClass"]) if "hClass" in call.arguments else ""
+
+
+def sets_up(call: Call) -> bool:
+    """Whether a call is one of the last before the first submission."""
+    if call.name.startswith(DESKTOP):
+        return call.name == "UVM_REGISTER_CHANNEL" or bool(SET_UP_CLASS.search(class_of(call)))
+    return name_of(call) in SET_UP
+
+
 def purpose(call: Call) -> str:
     """What a call is for, wherever in the trace it stands."""
     if (name := name_of(call)) in BY_CALL:
         return BY_CALL[name]
     if row := BY_NAME.get(call.name):
         return BY_FD[row.fd_kind]
+    if call.name.startswith(DESKTOP):
+        table = OF_A_CLASS if "hClass" in call.arguments else OF_THE_DESKTOP
+        return next((phase for phase, part in table if part.search(class_of(call) or call.name)), DISCOVERY)
     what = next(iter(call.fds.values()), "")
     return MEMORY if what == "dmabuf" else BY_FD.get(what, DISCOVERY)
 
@@ -75,7 +111,7 @@ def start_of_steady(calls: Sequence[Call]) -> int:
     first = next((i for i, call in enumerate(calls) if submits(call)), None)
     if first is not None:
         return first
-    last = max((i for i, call in enumerate(calls) if name_of(call) in SET_UP), default=None)
+    last = max((i for i, call in enumerate(calls) if sets_up(call)), default=None)
     return len(calls) if last is None else last + 1
 
 

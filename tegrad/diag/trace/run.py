@@ -55,16 +55,15 @@ class Traced:
 
 
 class _signals_for:
-    """Meanwhile Ctrl-C is left to the command, which the terminal sends it to as well, and SIGTERM is passed on."""
+    """Meanwhile Ctrl-C is left to the command, which the terminal sends it to as well; SIGTERM and SIGHUP end it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
 
     def __enter__(self) -> None:
-        self.before = {
-            signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
-            signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: self.process.terminate()),
-        }
+        self.before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            self.before[number] = signal.signal(number, lambda *_: self.process.terminate())
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self.before.items():
