@@ -21,11 +21,11 @@ AARCH64 ?= .aarch64
 
 .PHONY: docs run selftest test test-fast test-long test-policies test-aarch64 check collected figures clean
 
-# Runtime only: what `tegrad run` needs on a machine without a GPU.
+# What users need: every command but `bench`, with a GPU or without.
 $(VENV)/.run: pyproject.toml
 	@$(BIN)/python -c '$(NEW_ENOUGH)' 2>/dev/null || \
 		{ python="$(PYTHON)"; "$$python" tegrad/_python.py && "$$python" -m venv --clear $(VENV); }
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[board,compilers]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[board,compilers,chat,hub,serve]'
 	touch $@
 
 # The same plus test tools, linters and the reference peer.
