@@ -95,16 +95,16 @@ def _quit(session: Session, rest: str) -> None:
 
 
 COMMANDS: Final[dict[str, Command]] = {
-    "/help": Command("", "this list", _help),
+    "/help": Command("", "list the commands", _help),
     "/system": Command("[TEXT]", "show or change the system prompt; none removes it", _system),
     "/set": Command("[NAME VALUE]", "show or change a setting; thoughts are shown or folded", _set),
-    "/regenerate": Command("", "answer the last question anew", _regenerate),
-    "/reset": Command("", "begin anew", _reset),
-    "/save": Command("FILE", "keep the conversation in a file", _save),
-    "/load": Command("FILE", "go on with one that was kept", _load),
-    "/model": Command("[MODEL]", "show the model, or go on with another", _model),
-    "/tokens": Command("", "what of the context is used", _tokens),
-    "/quit": Command("", "end (so does Ctrl-D)", _quit),
+    "/regenerate": Command("", "answer the last question again", _regenerate),
+    "/reset": Command("", "start over; system prompt and settings stay", _reset),
+    "/save": Command("FILE", "save the conversation", _save),
+    "/load": Command("FILE", "continue a saved conversation", _load),
+    "/model": Command("[MODEL]", "show the model, or continue with another", _model),
+    "/tokens": Command("", "show how much of the context is used", _tokens),
+    "/quit": Command("", "end the program (so does Ctrl-D)", _quit),
 }
 
 
