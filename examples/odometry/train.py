@@ -7,8 +7,11 @@ Two hidden layers, Adam, squared errors of speed and turn rate at a window's end
 """
 
 import argparse
+import os
 from itertools import pairwise
 from pathlib import Path
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # products so small that threads only wait for each other
 
 import numpy as np
 from motion import RATE, generate

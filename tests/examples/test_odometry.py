@@ -9,6 +9,7 @@ import motion
 import numpy as np
 import odometer
 import pytest
+import shared_page
 import train
 
 PAGE = (Path(__file__).parents[2] / "docs/examples.md").read_text()
@@ -88,6 +89,16 @@ def test_the_shipped_weights_are_as_good_as_the_page_says() -> None:
     told = tuple(map(float, re.findall(r"(\d+\.\d) m\b", PAGE)))
     assert np.mean(paths, axis=0) == pytest.approx(told, abs=0.05)
     assert sum(network > other for network, other, _ in paths) == 1
+
+
+def test_a_page_to_which_nobody_sends_is_given_up_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_page, "PATIENCE_S", 0.01)
+    with shared_page.shared(tmp_path / "page") as page:
+        assert (tmp_path / "page").exists()
+        with pytest.raises(TimeoutError, match="no sample"):
+            next(shared_page.samples(page))
+        assert page.ready == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def end(said: str) -> list[tuple[float, float]]:
