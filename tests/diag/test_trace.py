@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 from trace_programs import NULL, call, tegrad
 
-from tegrad.diag.trace.phases import STEADY, phases
+from tegrad.diag.trace.phases import BY_CALL, STEADY, phases
 from tegrad.diag.trace.reading import calls
 from tegrad.diag.trace.views import VIEWS
 from tegrad.errors import SettingError
 from tegrad.nv.kernel import pick_kernel
 from tegrad.nv.roles import NVMAP_TAG, PUSHBUFFER, WEIGHTS
 from tegrad.uapi import constants as c
+from tegrad.uapi.ioctls import BY_NAME
 from tegrad.uapi.kernel import LinuxKernel
 from tegrad.uapi.trace import Call
 from tegrad.uapi.tracefile import from_json, sink, to_json
@@ -176,6 +177,10 @@ SUBMISSION = call("store32", offset=0x90, value=1, chid=1, runlist=0)
 
 def shown(view: str, *made: Call) -> list[str]:
     return list(VIEWS[view](calls(map(to_json, made))))
+
+
+def test_calls_with_a_phase_of_their_own_are_calls_that_there_are() -> None:
+    assert [name for name in BY_CALL if name.isupper() and name not in BY_NAME] == []
 
 
 def test_a_summary_counts_by_phase_and_tells_the_flags_of_each_role() -> None:
