@@ -117,11 +117,11 @@ def test_ollamas_clients_have_models_loaded_and_unloaded(server: Server) -> None
 
     answer = post("generate", prompt="abc", raw=True, stream=False, options={"num_predict": 4}).json()
     assert (answer["model"], answer["eval_count"] <= 4) == ("b", True)
-    assert loaded()["b"] == 4096
+    assert loaded()["b:latest"] == 4096
     assert post("generate", keep_alive=0).json()["done_reason"] == "unload"
-    until(lambda: "b" not in loaded())
+    until(lambda: "b:latest" not in loaded())
     assert post("generate", keep_alive=0).json()["done_reason"] == "unload"
-    assert "b" not in loaded()
+    assert "b:latest" not in loaded()
     assert post("show").json()["model_info"]["llama.context_length"] == 4096
     assert post("none").json()["error"].startswith("there is no /api/none here")
 
