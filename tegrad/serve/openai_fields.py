@@ -236,10 +236,13 @@ def chat_of(body: JSON, model: str) -> Chat:
 
 
 def message(one: Mapping[str, Any], at: str, model: str) -> JSON:
-    """A message as templates take it; Failure for what is no text, unless a tool returned it."""
+    """A message as templates take it; Failure for what is no text, unless a tool returned it, or the assistant said it,
+    such as a thought in a form that others have: that is left out."""
     made = {name: value for name, value in one.items() if value is not None}
     made["role"] = "system" if made["role"] == "developer" else made["role"]
     content = made["content"]
+    if made["role"] == "assistant" and not isinstance(content, str):
+        content = [part for part in content if _TEXTS & part.keys()]
     made["content"] = noted(content) if made["role"] == "tool" else joined(content, f"{at}.content", model)
     return made
 

@@ -165,6 +165,10 @@ SENT: list[tuple[str, Any]] = [
     (CHAT, HELLO | {"response_format": {"type": "json_schema", "json_schema": {"name": "any"}}}),
     (CHAT, {"messages": [*HELLO["messages"], {"role": "tool", "tool_call_id": "call_1", "content": None}]}),
     (CHAT, content([{"type": "input_text", "text": "Hello"}])),
+    (
+        CHAT,
+        {"messages": [*HELLO["messages"], {"role": "assistant", "content": [{"type": "thinking", "thinking": "a"}]}]},
+    ),
     (TEXT, {"prompt": "a", "max_tokens": -1}),
     (TEXT, {"prompt": ["a", "b"], "max_tokens": 0, "n": 2}),
 ]
