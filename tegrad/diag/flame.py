@@ -27,7 +27,7 @@ def flame(parts: Sequence[Part], title: str, unit: str) -> str:
     depth = max((len(names) for names, _ in parts), default=0)
     names = list(dict.fromkeys(path[-1] for path, _ in parts))
     colors = {name: COLORS[at % len(COLORS)] for at, name in enumerate(names)}
-    height = 2 * EDGE + BAR * (depth + 2)
+    height = 2 * EDGE + BAR * (depth + 3)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
         'font-family="system-ui, sans-serif" font-size="12">',
@@ -40,6 +40,12 @@ def flame(parts: Sequence[Part], title: str, unit: str) -> str:
             lines.append(
                 _bar(name, EDGE + BAR * (level + 2), begin / whole, size / whole, f"{size:,.1f} {unit}", color)
             )
+    x = float(EDGE)
+    for name, color in colors.items():
+        y = height - EDGE
+        lines.append(f'<rect x="{x:.1f}" y="{y - 10}" width="10" height="10" fill="{color}"/>')
+        lines.append(f'<text x="{x + 14:.1f}" y="{y}">{escape(name)}</text>')
+        x += 34 + LETTER * len(name)
     return "\n".join([*lines, "</svg>", ""])
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,8 +69,10 @@ def test_a_token_is_shown_by_role_and_layer_with_its_bytes_and_what_the_board_co
 
 def test_tables_tell_that_a_boards_times_are_none_of_a_gpus(tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf", SHAPE, TYPE.Q8_0)
-    done = profile("--model", str(path), "-n", "1", "--layers", "--peak", "3000")
+    done = profile("--model", str(path), "-n", "1", "--layers", "--peak", "3000", "-o", str(tmp_path / "t.svg"))
     assert done.returncode == 0, done.stderr
+    bars = re.findall(r"<title>(.*?):", (tmp_path / "t.svg").read_text())
+    assert bars == ["all", "embed", "layer 0", "layer 1", "logits", "sample", *ROLES[1:6] * 2]
     roles, layers = done.stdout.split("\n\n")[1:3]
     assert [line.split()[0] for line in roles.splitlines()] == ["role", *ROLES, "all"]
     assert [line.split()[0] for line in layers.splitlines()] == ["layer", "embed", "0", "1", "logits", "sample", "all"]
@@ -133,3 +136,12 @@ def test_a_command_that_uses_no_gpu_or_is_not_there_is_told(tmp_path: Path) -> N
     done = profile("--", str(tmp_path / "nothing"))
     assert done.returncode == 1
     assert done.stderr.startswith("tegrad: cannot run ")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("t.svg", "a picture is one of a token"), ("none/t.json", "cannot write none/t.json")]
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(name: str, why: str) -> None:
+    done = profile("-o", name, "--", sys.executable, "-c", "print(1)")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert why in done.stderr

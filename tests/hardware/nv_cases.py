@@ -797,6 +797,49 @@ def tegrad_run() -> None:
     assert not mapped_drivers(), f"mapped: {', '.join(mapped_drivers())}"
 
 
+def profiled(*words: str) -> dict[str, Any]:
+    """What `tegrad profile --json` says."""
+    command = [sys.executable, "-m", "tegrad", "profile", "--json", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@case()
+def a_profile_of_a_token() -> None:
+    """Launches one at a time take at least what the step takes, and not much more than a wait for each on top."""
+    for plan in ("many", "one"):
+        found = profiled("--plan", plan, "-n", "5")
+        whole = sum(role["us"] for role in found["roles"]) / found["tokens"]
+        launches = len(found["spans"]) // found["tokens"]
+        print(f"{found['plan']}: {found['us']:.1f} us, {whole:.1f} us by {'stage' if plan == 'one' else 'launch'}")
+        assert min(role["us"] for role in found["roles"]) > 0, found["roles"]
+        if plan == "many" and not found["board"]:
+            assert 0.9 * found["us"] < whole < found["us"] + 20 * launches, (found["us"], whole)
+
+
+@case()
+def a_profile_of_a_program() -> None:
+    """Kernels and copies have lengths on the GPU's clock that are those of such work, and one clock for all."""
+    program = (
+        "from tinygrad import Tensor, TinyJit; import numpy as np\n"
+        "a = Tensor(np.ones((512, 512), np.float32)).realize()\n"
+        "f = TinyJit(lambda x: (x @ a).realize())\n"
+        "for _ in range(6): y = f(Tensor(np.ones((512, 512), np.float32)).realize())\n"
+        "assert (y.numpy() == 512).all()\n"
+    )
+    (found,) = profiled("--", sys.executable, "-c", program)["programs"]
+    (kernel,) = found["tables"]["kernel"]
+    copies = {row["name"]: row for row in found["tables"]["copy"]}
+    print(kernel, copies)
+    assert kernel["count"] == 6
+    assert kernel["bytes"] == 6 * 3 * 512 * 512 * 4
+    assert copies["NV -> TINY"]["bytes"] == 512 * 512 * 4
+    if not found["board"]:
+        assert 1 < kernel["us"] / 6 < 10_000
+        assert 1 < copies["NV -> TINY"]["us"] < 100_000
+
+
 @case()
 def language_models() -> None:
     """The tests that hold logits against CPU llama.cpp, on this device: each quantization, and the shipped model."""
