@@ -25,9 +25,10 @@ from tegrad.diag.flame import flame
 from tegrad.diag.profile import chip_of, foot, row_json
 from tegrad.diag.timeline import Counts, Row, Scale, Span, rows, table
 from tegrad.hw.chips import Chip
+from tegrad.llm.arch import Config
 from tegrad.llm.cache import bytes_of
-from tegrad.llm.engine import Engine
-from tegrad.llm.errors import ModelError
+from tegrad.llm.engine import Engine, suits_named
+from tegrad.llm.errors import ModelError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.plan import DecodePlan
@@ -78,10 +79,16 @@ def profile(
 ) -> TokenProfile:  # fmt: skip
     """Profile `tokens` tokens after `depth` positions, with one of PLANNERS or as the engine chooses. What it raises
     is `Engine`'s, and ContextError."""
+    if not suits_named():
+        raise ModelError("only our own kernels are profiled by token, and they do not run this device: choose DEV=NV")
     with ExitStack() as undo:
         file = undo.enter_context(Gguf.open(path))
         reach = depth + tokens + 1
-        engine = undo.enter_context(Engine(file, context, plan=PLANNERS[plan] if plan else None, reach=reach))
+        Config.read(file)  # what nothing of ours runs is refused as it is
+        try:
+            engine = undo.enter_context(Engine(file, context, plan=PLANNERS[plan] if plan else None, reach=reach))
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"{error}; profile a run of it: tegrad profile -- tegrad run {path}") from error
         if reach > engine.context:
             raise ModelError(f"{reach} positions exceed the context of {engine.context}: choose a smaller --depth")
         token = _Token(engine, depth, tokens)

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,16 @@ def test_a_command_that_uses_no_gpu_or_is_not_there_is_told(tmp_path: Path) -> N
     done = profile("--", str(tmp_path / "nothing"))
     assert done.returncode == 1
     assert done.stderr.startswith("tegrad: cannot run ")
+
+
+def test_what_our_kernels_do_not_run_is_refused_with_the_way_on(tmp_path: Path) -> None:
+    done = profile(DEV="CPU")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("they do not run this device: choose DEV=NV\n")
+    path = write(tmp_path / "model.gguf", replace(SHAPE, head_dim=20), TYPE.F16)
+    done = profile("--model", str(path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"profile a run of it: tegrad profile -- tegrad run {path}\n")
 
 
 @pytest.mark.parametrize(
