@@ -104,8 +104,10 @@ def run(
         notes: list[str] = []
         choose_device(tell=notes.append)
         in_chat = path != models.SMALL or system is not None if chat is None else chat
-        ask = partial(_asked, prompt, system=system, chat=in_chat, insist=bool(chat))
-        opening = beside.submit(_opened_file, path, context, q8, ask, _constraint(schema, grammar))
+        constraint = _constraint(schema, grammar)
+        kept = constraint is not None
+        ask = partial(_asked, prompt, system=system, chat=in_chat, insist=bool(chat), held=kept)
+        opening = beside.submit(_opened_file, path, context, q8, ask, constraint)
         held.callback(_close_file, opening)  # it is read while the device opens, most of which is waiting
         try:
             with _no_template_waits(opening):
@@ -293,8 +295,11 @@ def _bounded(data: bytes) -> bytes:
     return data
 
 
-def _asked(prompt: str, file: Gguf, *, system: str | None, chat: bool, insist: bool) -> tuple[str, bool]:
-    """The text to encode, in the model's chat template if wanted and there, and whether it lacks its first token."""
+def _asked(prompt: str, file: Gguf, *, system: str | None, chat: bool, insist: bool, held: bool) -> tuple[str, bool]:
+    """The text to encode, in the model's chat template if wanted and there, and whether it lacks its first token.
+
+    Before an answer that is `held` to a schema or grammar there is no room for a thought.
+    """
     template = None
     told = [] if system is None else [{"role": "system", "content": system}]
     if chat:
@@ -303,7 +308,8 @@ def _asked(prompt: str, file: Gguf, *, system: str | None, chat: bool, insist: b
 
         try:
             if (template := Template.of(file)) is not None:
-                text = render(template, [*told, {"role": "user", "content": prompt}])
+                values: dict[str, Any] = {"enable_thinking": False} if held else {}
+                text = render(template, [*told, {"role": "user", "content": prompt}], **values)
         except TemplateRefusalError as error:
             raise UsageError(f"{error}; use --raw") from error
     if template is None:

@@ -13,6 +13,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
 from tiny_llama import TYPE, Shape, letters, write
 
+from tegrad.cli.run import UsageError, _asked
+from tegrad.llm.gguf import Gguf
+
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 ENVIRONMENT = {**os.environ, "DEV": "PYTHON"}
 """What a template is asked before any device is needed."""
@@ -38,6 +41,19 @@ def test_a_hostile_template_is_one_sentence(template: str, said: str, tmp_path: 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"tegrad: {said}")
     assert done.stderr.count("\n") == 1
+
+
+def test_an_answer_that_is_held_to_a_schema_has_no_thought_before_it(tmp_path: Path) -> None:
+    """A template that opens a thought would have the schema hold from inside it."""
+    template = (
+        "{% if enable_thinking is not defined or enable_thinking %}{{ raise_exception('a thought') }}{% endif %}hi"
+    )
+    path = model(tmp_path / "m.gguf", template)
+    with Gguf.open(path) as file:
+        told = {"system": None, "chat": True, "insist": True}
+        assert _asked("hi", file, **told, held=True) == ("hi", False)
+        with pytest.raises(UsageError, match="a thought"):
+            _asked("hi", file, **told, held=False)
 
 
 def rendering(pid: int) -> list[Path]:
