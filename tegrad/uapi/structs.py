@@ -281,6 +281,7 @@ class GpuL2Fb(Structure):
     """struct nvgpu_gpu_l2_fb_args (nvgpu-ctrl.h), 5 bytes: packed, three bits in the first byte."""
 
     _pack_ = 1
+    _layout_ = "ms"  # what packing has always meant to ctypes; Python 3.14 wants it said
     _fields_ = [
         ("l2_flush", u8, 1),
         ("l2_invalidate", u8, 1),
