@@ -67,7 +67,8 @@ def installed(python: str, wheel: Path, folder: Path) -> Path:
     interpreter = folder / "env" / "bin" / "python"
     site = Path(output(interpreter, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"))
     (site / "zz_dependencies.pth").write_text(str(importlib.metadata.distribution("tinygrad").locate_file("")))
-    output(sys.executable, "-m", "pip", "--python", interpreter, "install", "-q", "--no-deps", "--no-index", wheel)
+    pip = [sys.executable, "-m", "pip", "--python", interpreter, "install", "-q", "--no-deps", "--no-index"]
+    output(*pip, "--force-reinstall", wheel)  # newer pips find the tegrad of this environment good enough
     return interpreter.parent
 
 
