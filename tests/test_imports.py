@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,3 +167,11 @@ def test_no_other_test_takes_a_board_of_the_drivers_tests() -> None:
         users[part] |= set(re.findall(r'"([a-z0-9-]+:\d+[MG]iB)"', path.read_text()))
     assert users["orin"]
     assert sorted(users["orin"] & users[""]) == []
+
+
+@pytest.mark.parametrize("folder", ["tegrad/bench", "examples", "examples/odometry", "tools", "tools/aarch64"])
+def test_no_module_beside_a_script_hides_one_of_pythons_own(folder: str) -> None:
+    """A script's folder comes first where it imports: `token.py` beside rows.py ended every process of a bench."""
+    names = {path.stem for path in (ROOT.parent / folder).glob("*.py")}
+    assert names
+    assert sorted(names & sys.stdlib_module_names) == []

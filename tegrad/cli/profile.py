@@ -94,14 +94,14 @@ def _token(
 ) -> Made:
     """Tokens of a model."""
     choose_device()
-    from tegrad.bench import token
+    from tegrad.bench import one_token
     from tegrad.llm.device import open_device
     from tegrad.nv.kernel import board_counts
 
     open_device()
-    found = token.profile(path, tokens=tokens, depth=depth, context=context, plan=plan or "", counted=board_counts)
-    text = token.text(found, peak, layers=layers)
-    return Made(text, token.as_json(found), found.shown, lambda: token.picture(found))
+    found = one_token.profile(path, tokens=tokens, depth=depth, context=context, plan=plan or "", counted=board_counts)
+    text = one_token.text(found, peak, layers=layers)
+    return Made(text, one_token.as_json(found), found.shown, lambda: one_token.picture(found))
 
 
 def _command(command: Sequence[str], peak: float | None) -> tuple[int, Made]:

@@ -455,7 +455,7 @@ def test_power_mode_and_clocks_are_facts(tmp_path: Path, monkeypatch: pytest.Mon
     facts = {piece["fact"]: piece["value"] for piece in machine_told(tmp_path) if "fact" in piece}
     assert facts["l4t"] == "r36.4.3 (JetPack 6), by /etc/nv_tegra_release"
     assert facts["power mode"] == "2 (MODE_30W)"
-    assert facts["clocks"] == {"17000000.gpu": {"cur_freq": "306000000"}}
+    assert facts["clocks"] == {"17000000.gpu": {"now": 306000000}}
 
 
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **changes: str) -> list[Mapping[str, Any]]:

@@ -166,7 +166,7 @@ def test_a_gpu_with_memory_of_its_own_has_facts_and_no_record(name: str, monkeyp
 
 @pytest.mark.board
 def test_what_is_read_otherwise_than_written_is_found(on_a_board: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "_FILL", probes._FILL.replace("to[i] =", "if (i != 77) to[i] ="))
+    monkeypatch.setattr(probes, "FILL", probes.FILL.replace("to[i] =", "if (i != 77) to[i] ="))
     with opened() as device, pytest.raises(WrongResult, match="1048576 bytes, read once"):
         probes.stream(device, probes.kinds(device)[VOLATILE], 1 << 20, 1)
 

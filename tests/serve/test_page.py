@@ -89,7 +89,7 @@ def listed(tab: Page) -> list[str]:
 
 
 def test_a_conversation_sends_all_that_was_said_and_shows_markdown_and_speed(tab: Page, stand_in: StandIn) -> None:
-    stand_in.says = {"Hello": Said(["**Hi**", 0.1, " there", ", you."]), "More": Said(["Yes."])}
+    stand_in.says = {"Hello": Said(["**Hi**", 0.5, " there", ", you."]), "More": Said(["Yes."])}
     say(tab, "Hello")
     answer = done(tab)
     expect(answer.locator(".body strong")).to_have_text("Hi")

@@ -17,9 +17,9 @@ from tegrad.diag import drivers
 from tegrad.diag.finding import Finding
 from tegrad.diag.selftest.child import NEEDS
 from tegrad.diag.selftest.place import Place, place
-from tegrad.diag.selftest.stage import Notes
+from tegrad.diag.selftest.stage import Notes, Value
 from tegrad.errors import TegradError
-from tegrad.machine import clocks, power_mode, text
+from tegrad.machine import Clock, clocks, power_mode, text
 from tegrad.nv.kernel import pick_kernel
 from tegrad.uapi.releases import ROOT, l4t
 
@@ -56,12 +56,17 @@ def machine(notes: Notes, root: Path = ROOT) -> None:
     with notes.step("power and clocks"):
         if mode := power_mode(root):
             notes.fact("power mode", str(mode))
-        notes.fact("clocks", {one.name: asdict(one) for one in clocks(root)})
+        notes.fact("clocks", {one.name: _told(one) for one in clocks(root)})
     with notes.step("nodes"):
         if here is Place.ORIN:
             _nodes(notes)
         else:
             _server_nodes(notes, root)
+
+
+def _told(clock: Clock) -> dict[str, Value]:
+    """What is known of a clock, but for its name."""
+    return {name: value for name, value in asdict(clock).items() if value and name != "name"}
 
 
 def chips(root: Path) -> Iterator[str]:
