@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tegrad.bench.record import RecordError
 from tegrad.llm.gguf import Gguf
 
 FIELDS: Final = (
@@ -120,6 +121,16 @@ def test_of(given: Mapping[str, Any]) -> str:
     if "test" in given:
         return str(given["test"])
     return str(Case(given["n_prompt"], given["n_gen"], given["n_depth"]))
+
+
+def parsed(path: Path) -> Any:
+    """What a file holds: one JSON text, or rows as JSON lines. RecordError."""
+    try:
+        text = path.read_text()
+        whole = text.lstrip().startswith(("[", "{\n"))
+        return json.loads(text) if whole else [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path} cannot be read as JSON ({error})") from error
 
 
 # ---- as text, a piece for each row as it comes; the first piece has what stands before, the last what stands after

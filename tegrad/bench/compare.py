@@ -7,14 +7,13 @@ their medians are apart by more than a hundredth; too few samples for that test 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, Literal
 
-from tegrad.bench.columns import LOAD, test_of
+from tegrad.bench.columns import LOAD, parsed, test_of
 from tegrad.bench.record import Record, RecordError
 
 CHANCE: Final = 0.05
@@ -67,11 +66,7 @@ def _of_folder(folder: Path) -> Iterator[tuple[str, Measured]]:
 
 
 def _of_file(path: Path) -> Iterator[tuple[str, Measured]]:
-    try:
-        text = path.read_text()
-        whole = json.loads(text) if text.lstrip().startswith(("[", "{\n")) else _lines(text)
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read as JSON ({error})") from error
+    whole = parsed(path)
     if isinstance(whole, dict):
         record = Record.load(path)
         yield record.id, Measured(tuple(record.ours.samples), record.unit, record.larger_is_better)
@@ -83,10 +78,6 @@ def _of_file(path: Path) -> Iterator[tuple[str, Measured]]:
             raise RecordError(
                 f"{path}: a row lacks {error}: it is none of `tegrad bench model`, nor of llama-bench"
             ) from error
-
-
-def _lines(text: str) -> list[Any]:
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
 
 
 def _named(row: Mapping[str, Any]) -> str:

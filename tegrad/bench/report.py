@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import jinja2
 
-from tegrad.bench.columns import LOAD, test_of
+from tegrad.bench.columns import LOAD, parsed, test_of
 from tegrad.bench.record import Record, RecordError, now
 from tegrad.errors import TegradError
 from tegrad.installed import pip_install
@@ -107,13 +107,7 @@ def of_results(folder: Path) -> Page:
 
 def of_rows(paths: Sequence[Path]) -> Page:
     """The page of rows of `tegrad bench model`, or of llama-bench. RecordError for other files."""
-    rows: list[Mapping[str, Any]] = []
-    for path in paths:
-        try:
-            text = path.read_text()
-            rows += json.loads(text) if text.startswith("[") else map(json.loads, text.splitlines())
-        except (OSError, ValueError) as error:
-            raise RecordError(f"{path} cannot be read as rows ({error})") from error
+    rows: list[Mapping[str, Any]] = [row for path in paths for row in parsed(path)]
     if not all(isinstance(row, dict) and "avg_ts" in row for row in rows) or not rows:
         raise RecordError("these are no rows: take some by `tegrad bench model MODEL -o json`")
     on = rows[0].get("machine") or {}

@@ -18,7 +18,6 @@ from unittest.mock import patch
 
 from tegrad.nv import device as nv_device
 from tegrad.nv import iface, probes, roles
-from tegrad.nv.kernel import emulated
 from tegrad.nv.replay import Launch
 from tegrad.uapi import constants as c
 
@@ -29,8 +28,6 @@ DIRTY: Final = 2 << 20
 PASSES: Final = 9
 SUBMISSIONS: Final = 4096
 """More than the smallest ring holds."""
-EMULATED: Final = 16
-"""The same, and bytes, are divided by this on a board, where only right or wrong counts."""
 RINGS: Final = (1024, 2048, 4096, 8192)
 AT_ONCE: Final = (1, 2, 4, 8, 16)
 ATTRIBUTES: Final = {
@@ -68,26 +65,25 @@ class Question:
 
 def cpu_memory(device: Any) -> Iterator[Answer]:
     """MB/s of the CPU in a buffer of each attribute, and whether a kernel reads what it wrote."""
-    size = SIZE // (EMULATED if emulated() else 1)
-    read, pieces = probes.load(device, probes.READ, "read", 2, 2), size // 16
+    read, pieces = probes.load(device, probes.READ, "read", 2, 2), SIZE // 16
     fill = probes.load(device, probes.FILL, "fill", 1, 1)
     shape = {"global_size": (device.sm_count, 1, 1), "local_size": (probes.THREADS, 1, 1), "wait": True}
-    with probes.buffer(device, size) as wanted:
+    with probes.buffer(device, SIZE) as wanted:
         fill(wanted, vals=(pieces,), **shape)
         device.synchronize()
-        pattern = bytes(wanted.cpu_view()[0:size])
+        pattern = bytes(wanted.cpu_view()[0:SIZE])
     for name, attribute in ATTRIBUTES.items():
         role = replace(roles.TENSORS, name=f"{name} tuning", nvmap=attribute)
-        with probes.buffer(device, size, role) as buffer, probes.buffer(device, 16) as out:
-            address, host = buffer.cpu_view().addr, ctypes.create_string_buffer(pattern, size)
-            written = _best(partial(ctypes.memmove, address, host, size))
+        with probes.buffer(device, SIZE, role) as buffer, probes.buffer(device, 16) as out:
+            address, host = buffer.cpu_view().addr, ctypes.create_string_buffer(pattern, SIZE)
+            written = _best(partial(ctypes.memmove, address, host, SIZE))
             device.upload(out, bytes(16))
             read(buffer, out, vals=(pieces, 1), **shape)
             right = probes.words(device, out, 1)[0] == probes.sum_of(pieces)
-            back = _best(partial(ctypes.memmove, host, address, size))
-            right &= host.raw[:size] == pattern
-            yield Answer("cpu-memory", f"{name}, written", size / written / 1e6, "MB/s", right)
-            yield Answer("cpu-memory", f"{name}, read", size / back / 1e6, "MB/s", right)
+            back = _best(partial(ctypes.memmove, host, address, SIZE))
+            right &= host.raw[:SIZE] == pattern
+            yield Answer("cpu-memory", f"{name}, written", SIZE / written / 1e6, "MB/s", right)
+            yield Answer("cpu-memory", f"{name}, read", SIZE / back / 1e6, "MB/s", right)
 
 
 def flush(device: Any) -> Iterator[Answer]:
@@ -125,17 +121,17 @@ def doorbell(device: Any) -> Iterator[Answer]:
 
 def _submitted(device: Any, at_once: int) -> tuple[float, bool]:
     """Microseconds of each of SUBMISSIONS runs of a tiny kernel, and whether each of them ran once."""
-    program, submissions = probes.load(device, STEP, "step", 1, 1), SUBMISSIONS // (EMULATED if emulated() else 1)
+    program = probes.load(device, STEP, "step", 1, 1)
     with probes.buffer(device, 16) as word:
         device.upload(word, bytes(16))
         with device.record([Launch(program, (word,), (1, 1, 1), (32, 1, 1), (1,))], depth=2 * at_once) as recording:
             recording.wait(recording.run(at_once))
             begun = time.perf_counter()
-            for _ in range(submissions // at_once):
+            for _ in range(SUBMISSIONS // at_once):
                 recording.run(at_once)
             recording.wait()
             took = time.perf_counter() - begun
-        return 1e6 * took / submissions, probes.words(device, word, 1) == [submissions + at_once]
+        return 1e6 * took / SUBMISSIONS, probes.words(device, word, 1) == [SUBMISSIONS + at_once]
 
 
 def _seconds(work: Callable[[], object]) -> float:

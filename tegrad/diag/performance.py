@@ -53,7 +53,7 @@ def clocks(root: Path) -> Iterator[Finding]:
 def _clock(name: str, clock: Clock) -> Finding:
     detail = f"{_mhz(clock.now)}, from {_mhz(clock.least)} to {_mhz(clock.most)}"
     if clock.limited:
-        remedy = "sudo nvpmodel -m 0 (the power mode limits it), then sudo jetson_clocks"
+        remedy = "the power mode may limit it: choose the one that the line `power` names, then sudo jetson_clocks"
         return Finding(name, "warn", f"{detail}; the hardware goes up to {_mhz(clock.hardware)}", remedy)
     if clock.idles:
         remedy = "sudo jetson_clocks keeps it up (before you measure, or for even latencies)"

@@ -16,8 +16,8 @@ from typing import Any, Final
 from tegrad.diag.timeline import Counts, Row, Scale, Span, rows, table
 from tegrad.errors import TegradError
 from tegrad.hw.chips import CHIPS, Chip, by_arch
+from tegrad.nv.kernel import PROFILE_VARIABLE
 
-VARIABLE: Final = "TEGRAD_PROFILE"
 NOTHING: Final = (
     "nothing to show: no Python process of the command opened tinygrad's NV device (DEV=NV chooses it) and came to its "
     "end (os._exit and a kill leave no profile)"
@@ -60,7 +60,7 @@ def run(command: Sequence[str]) -> tuple[int, list[Program]]:
     """
     with tempfile.TemporaryDirectory(prefix="tegrad-profile-") as folder:
         try:
-            process = subprocess.Popen(command, env={**os.environ, VARIABLE: folder})
+            process = subprocess.Popen(command, env={**os.environ, PROFILE_VARIABLE: folder})
         except OSError as error:
             raise NoProfile(
                 f"cannot run {command[0]}: {error.strerror}; give a program, as in `-- python x.py`"

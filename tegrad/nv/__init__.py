@@ -134,7 +134,9 @@ def _install(ops_nv: Any) -> None:
     for name, one in ours.items():
         compat.replace(f"{compat.NV}.{name}", one)
     ops_nv._tegrad_installed = True
-    if folder := os.environ.get("TEGRAD_PROFILE"):
+    from tegrad.nv.kernel import PROFILE_VARIABLE
+
+    if folder := os.environ.get(PROFILE_VARIABLE):
         from tegrad.nv import profiling
 
         profiling.begin(folder)

@@ -40,10 +40,9 @@ from tegrad.hw.chips import CHIPS
 from tegrad.nv import compat, stamps
 from tegrad.nv.device import NVDevice, _opened
 from tegrad.nv.graph import open_graphs
-from tegrad.nv.kernel import BOARD_VARIABLE, board_counts
+from tegrad.nv.kernel import BOARD_VARIABLE, PROFILE_VARIABLE, board_counts
 from tegrad.nv.queues import Fifo, NVSignal
 
-VARIABLE: Final = "TEGRAD_PROFILE"
 TRACK_STATS: Final = "tinygrad.engine.realize.track_stats"
 _track_stats: Any = compat.published(TRACK_STATS)
 Told: TypeAlias = tuple[str, str, str, float, float, int | None]
@@ -56,7 +55,7 @@ class Profile:
     def __init__(self, folder: Path) -> None:
         """SettingError where `folder` is none."""
         if not folder.is_dir():
-            raise SettingError(f"{VARIABLE}={folder} is no folder: make it, or unset the variable.")
+            raise SettingError(f"{PROFILE_VARIABLE}={folder} is no folder: make it, or unset the variable.")
         self._file = folder / f"{os.getpid()}.json"
         self._process = os.getpid()
         self._spans: list[Told] = []

@@ -23,7 +23,13 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.board
 def test_every_question_that_a_board_can_answer_comes_out_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb")
-    done = run("--json")
+    code = (
+        "import sys; sys.argv = ['tegrad', 'bench', 'tuning', '--json']\n"
+        "from tegrad.bench import tuning; from tegrad.cli import main\n"
+        "tuning.SUBMISSIONS, tuning.SIZE = 256, 1 << 20\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr + done.stdout
     rows = json.loads(done.stdout)
     assert {row["question"] for row in rows} == {name for name, one in tuning.QUESTIONS.items() if one.ask}
@@ -38,7 +44,7 @@ def test_a_run_that_is_lost_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import sys; sys.argv = ['tegrad', 'bench', 'tuning', 'doorbell']\n"
         "from tegrad.bench import tuning; from tegrad.cli import main\n"
-        "tuning.AT_ONCE = (1,); tuning.STEP = tuning.STEP.replace('+= add', '= add')\n"
+        "tuning.AT_ONCE, tuning.SUBMISSIONS = (1,), 256; tuning.STEP = tuning.STEP.replace('+= add', '= add')\n"
         "main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
