@@ -155,15 +155,12 @@ class Engine:
         """The step in one launch on Hopper, else launches, which there begin early (measured in docs/notebook.md), as
         they do for narrow rows.
 
-        On an Orin one launch only where a record of it shows that packets between CTAs are right, and quicker. Nowhere
-        for queries and keys that are normed whole: on an H200 that was too far from exact, for a reason that is not
-        known (docs/notebook.md).
+        On an Orin one launch only where a record of it shows that packets between CTAs are right, and quicker.
         """
         overlaps = kernels_of(self.device.arch).overlaps
         if self._overlapped is not None or not (overlaps or roles.one_launch()):
             return DecodePlan(model, states, cache, overlap=self._overlapped is not None)
-        whole = any(op.norms == "whole" for op in model.config.network.attends)
-        if not (whole or (overlaps and model.narrow)):
+        if not (overlaps and model.narrow):
             with suppress(UnsupportedModelError):
                 return PersistentPlan(model, states, cache, reach=NEAR_POSITIONS if self._near else None)
         self._overlapped = AHEAD if overlaps else None

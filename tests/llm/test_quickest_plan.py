@@ -32,7 +32,7 @@ PROMPT = [5, 9, 77]
         ("gh100", LLAMA, NEAR_POSITIONS + 8, PersistentPlan),
         ("gh100", NARROW, NEAR_POSITIONS, DecodePlan),
         ("gh100", GPT2, 64, DecodePlan),
-        ("gh100", WHOLE, 64, DecodePlan),
+        ("gh100", WHOLE, 64, PersistentPlan),
         ("agx-orin-64gb:41GiB", LLAMA, NEAR_POSITIONS, DecodePlan),
     ],
 )

@@ -786,8 +786,8 @@ struct Epilogue {
             const int limit = (writers - first + EPILOGUE_THREADS - 1) / EPILOGUE_THREADS;
             load_packets(v, limit, [=](int i) { return from + 16 * (first + i * EPILOGUE_THREADS); },
                          [=](int) { return epoch; });
-            squares += __uint_as_float(v[0].x);
-            if (limit > 1) squares += __uint_as_float(v[1].x);
+            squares += __uint_as_float(v[0].x) + __uint_as_float(v[0].y) + __uint_as_float(v[0].z);  // y and z are 0
+            if (limit > 1) squares += __uint_as_float(v[1].x) + __uint_as_float(v[1].y) + __uint_as_float(v[1].z);
         }
         return rsqrtf(total(squares, parity) * (1.0f / DIM) + EPS);
     }
@@ -806,7 +806,11 @@ struct Epilogue {
                          [=](int i) { return first + i * EPILOGUE_THREADS < UNITS ? queries : keys; });
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                if (i < limit) (first + i * EPILOGUE_THREADS < UNITS ? sums[0] : sums[1]) += __uint_as_float(v[i].z);
+                if (i < limit) {  // a sum of squares that x and y, two of the eight, are a part of
+                    const float x = __uint_as_float(v[i].x), y = __uint_as_float(v[i].y);
+                    (first + i * EPILOGUE_THREADS < UNITS ? sums[0] : sums[1]) +=
+                        fmaxf(__uint_as_float(v[i].z), x * x + y * y);
+                }
         }
 #pragma unroll
         for (int side = 0; side < 2; side++) {
@@ -923,7 +927,8 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
                 uint4 v[1];
                 load_packets(v, 1, [=](int) { return from + 16 * at; }, [=](int) { return epilogue.base + wait + 1; });
                 const float value = __uint_as_float(v[0].x);
-                if (value > best || (value == best && (int)v[0].y < best_row)) best = value, best_row = v[0].y;
+                const int row = v[0].y + v[0].z;  // z is 0
+                if (value > best || (value == best && row < best_row)) best = value, best_row = row;
             }
             epilogue.largest(best, best_row, parity);
             if (thread == 0) {
