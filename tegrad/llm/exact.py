@@ -154,10 +154,14 @@ class Part:
 
 
 class Parts:
-    """What a way needs of a model beside its matrices. UnsupportedModelError for a family without gate or RMS norm."""
+    """What a way needs of a model beside its matrices. UnsupportedModelError for a family without gate or RMS norm.
 
-    def __init__(self, weights: Weights) -> None:
+    Pairs turn as in a session of `context` positions, as the weights' do unless said.
+    """
+
+    def __init__(self, weights: Weights, context: int | None = None) -> None:
         self.weights, self.config = weights, weights.config
+        self._divisors = weights.divisors if context is None else self.config.rope_divisors(weights.file).of(context)
         net = self.network = self.config.network
         if net.logits.norm.kind != "rms" or net.gate.gate is None or net.embed.positions is not None:
             name = self.config.arch.name
@@ -211,7 +215,7 @@ class Parts:
     def _turns(self, rope: Rope, first: int, count: int) -> Floats:
         """Cosines and sines (2, count, pairs) of positions, as devices have them."""
         if (key := (rope, first, count)) not in self._tables:
-            made = rope.tables(first + count, self.weights.divisors)
+            made = rope.tables(first + count, self._divisors)
             self._tables[key] = made[:, first:].astype(np.float64)
         return self._tables[key]
 

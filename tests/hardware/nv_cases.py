@@ -800,7 +800,8 @@ def tegrad_run() -> None:
 def profiled(*words: str) -> dict[str, Any]:
     """What `tegrad profile --json` says."""
     command = [sys.executable, "-m", "tegrad", "profile", "--json", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -822,6 +823,7 @@ def a_profile_of_a_token() -> None:
 def a_profile_of_a_program() -> None:
     """Kernels and copies have lengths on the GPU's clock that are those of such work, and one clock for all."""
     program = (
+        "import tegrad.nv; tegrad.nv.install()\n"  # where it is not installed, but on Python's path
         "from tinygrad import Tensor, TinyJit; import numpy as np\n"
         "a = Tensor(np.ones((512, 512), np.float32)).realize()\n"
         "f = TinyJit(lambda x: (x @ a).realize())\n"

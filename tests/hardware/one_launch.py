@@ -16,6 +16,7 @@ Root mean squares over the standard deviation of the exact logits.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -256,9 +257,10 @@ class Host:
 
     ROLES = tuple(WIDTHS)
 
-    def __init__(self, parts: Parts, tokens: Sequence[int], ctas: int) -> None:
-        self._parts, self._tokens, self._fillings = parts, tokens, fillings(parts.config)
-        plans = {"one": by_units(parts.config, ctas), "many": by_sets}
+    def __init__(self, weights: Weights, tokens: Sequence[int], ctas: int) -> None:
+        self._parts = cache(partial(Parts, weights))  # by positions of a cache: rope may depend on them
+        self._tokens, self._fillings = tokens, fillings(weights.config)
+        plans = {"one": by_units(weights.config, ctas), "many": by_sets}
         self._few = [not_at_all, *plans.values()]
         self._alone = {plan: [only(rounding, role) for role in self.ROLES] for plan, rounding in plans.items()}
 
@@ -270,11 +272,11 @@ class Host:
         """Logits of everything that `model` needs."""
         more = [rounding for alone in self._alone.values() for rounding in alone] if place.shared else []
         cached = self.cached(place)
-        return chain(self._parts, self._tokens, [*self._few, *more], cached, place.depth, place.stored)
+        return chain(self._parts(place.positions), self._tokens, [*self._few, *more], cached, place.depth, place.stored)
 
     def follow(self, place: Place, step: stages.Step) -> Any:
         """How far each stage of a device's step was off."""
-        return stages.follow(self._parts, step, self._tokens[0], self.cached(place), place)
+        return stages.follow(self._parts(place.positions), step, self._tokens[0], self.cached(place), place)
 
     def model(self, place: Place, logits: NDArray[Any]) -> Model:
         """What came of `way`."""
@@ -295,7 +297,7 @@ def compare(
         undo.callback(steps.states.close)
         taken = [steps.at(place) for place in places]
     with Gguf.open(path) as file, Weights(file, threads) as weights:
-        host = Host(Parts(weights), tokens, steps.ctas)
+        host = Host(weights, tokens, steps.ctas)
         ways = []
         for each in taken:
             ways += [host.way(each.place), *(host.follow(each.place, step) for step in each.stepped.values())]
@@ -315,7 +317,7 @@ def modelled(
 ) -> list[Model]:
     """What roundings alone would make of a model's logits at every place: no device is needed."""
     with Gguf.open(path) as file, Weights(file, threads) as weights:
-        host = Host(Parts(weights), tokens, ctas)
+        host = Host(weights, tokens, ctas)
         came = together(weights, [host.way(place) for place in places])
         return [host.model(place, logits) for place, logits in zip(places, came, strict=True)]
 

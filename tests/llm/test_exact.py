@@ -35,6 +35,20 @@ MODELS = {
 }
 
 
+def test_pairs_turn_as_in_a_session_of_so_many_positions(tmp_path: Path) -> None:
+    """Beyond the trained context phi3 has other divisors."""
+    trained = SHAPES["phi3"].extra["phi3.rope.scaling.original_context_length"]
+    path = write(tmp_path / "model.gguf", replace(SHAPES["phi3"], context=2 * trained), TYPE.F16)
+    near, far = (Reference(path, context).logits(TOKENS) for context in (trained, trained + 1))
+    assert np.abs(near - far).max() > 0.01 * near.std()
+    with Gguf.open(path) as file, Weights(file, 2) as weights:
+        parts = [Parts(weights, trained), Parts(weights, trained + 1), Parts(weights)]
+        ways = [chain(one, TOKENS, [not_at_all], nothing(one.config), 0, "F32") for one in parts]
+        found = [each for (each,) in together(weights, ways)]
+    for each, wanted in zip(found, (near, far, far), strict=True):
+        np.testing.assert_allclose(each, wanted, rtol=1e-4, atol=2e-5 * np.abs(wanted).max())
+
+
 def logits(path: Path, ways: Any, threads: int = 2) -> list[Any]:
     with Gguf.open(path) as file, Weights(file, threads) as weights:
         return together(weights, ways(Parts(weights)))
