@@ -23,6 +23,7 @@ CLIENTS = 64
 SECONDS = 120.0
 WORDS = [f"{left}{right}" for left in ("ab", "cde", "fa", "bed", "cab") for right in ("ab", "ce", "de", "face")]
 """Few, as tokenizers keep thousands of words that they have met."""
+WANTED = {"plain 200", "stream 200", "leaves 200", "wrong"}
 GROWTH_BYTES = 16 << 20
 """Of a process, from the first third to the end."""
 
@@ -38,10 +39,11 @@ def open_files(pid: int) -> int:
 
 
 async def client(number: int, url: str, end: float, seen: Counter[str]) -> None:
-    """Requests of all kinds until the end."""
+    """Requests of all kinds until the end, on a slow machine until all are answered."""
     rng = random.Random(number)
     async with httpx.AsyncClient(base_url=url, timeout=patience(120)) as http:
-        while time.monotonic() < end:
+        while time.monotonic() < end or not seen.keys() >= WANTED:
+            assert time.monotonic() < end + patience(), f"no answers to {WANTED - seen.keys()}"
             body = {"prompt": " ".join(rng.choices(WORDS, k=rng.randrange(1, 60))), "seed": number}
             body |= {"max_tokens": rng.randrange(1, 24), "temperature": rng.choice([0, 0.8])}
             kind = rng.choice(["plain", "plain", "stream", "leaves", "stalls", "wrong", "grammar"])
@@ -103,8 +105,7 @@ def test_many_clients_see_no_error_and_leave_nothing(
     path = tiny_llama.write(tmp_path / "model.gguf", SHAPE, TYPE.Q8_0)
     with serving(tmp_path / "log", str(path), "--slots", "8", "--queue", "24", "--log", "off") as server:
         seen, grown = soak(server, seconds)
-        assert seen["plain 200"] > 0 < seen["stream 200"]
-        assert {"leaves 200", "wrong"} <= seen.keys()
+        assert seen.keys() >= WANTED
         record_property("answers", dict(sorted(seen.items())))
         record_property("grown_bytes", grown)
         assert "Traceback" not in server.log.read_text()
