@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from tegrad.uapi import constants
-from tegrad.uapi.desktop import CLASSES
+from tegrad.uapi.desktop import CLASSES, COMMANDS
 
 
 def _by_value(prefix: str, exclude: str = "$^") -> Mapping[int, str]:
@@ -89,6 +89,8 @@ FORMATTERS: Mapping[tuple[str, str], Callable[[int], str]] = MappingProxyType(
         ("TSG_EVENT_ID_CTRL", "event_id"): _EVENTS,
         ("CHANNEL_ALLOC_OBJ_CTX", "class_num"): choice(_CLASSES),
         ("NV_ESC_RM_ALLOC", "hClass"): choice(CLASSES | _CLASSES),
+        ("NV_ESC_RM_ALLOC_MEMORY", "hClass"): choice(CLASSES),
+        ("NV_ESC_RM_CONTROL", "cmd"): choice(COMMANDS),
         ("CHANNEL_ALLOC_OBJ_CTX", "flags"): flags(_by_value("NVGPU_ALLOC_OBJ_FLAGS_")),
         ("CHANNEL_SETUP_BIND", "flags"): flags(_by_value("NVGPU_CHANNEL_SETUP_BIND_FLAGS_")),
         ("CHANNEL_SUBMIT_GPFIFO", "flags"): flags(_by_value("NVGPU_SUBMIT_GPFIFO_FLAGS_")),

@@ -238,6 +238,32 @@ def test_calls_of_a_desktop_have_phases_by_name_and_class() -> None:
     assert "".join(names[phase] for phase, _ in phases(calls(map(to_json, made)))) == "dddaamcccammcs"
 
 
+def test_what_a_desktop_is_asked_for_is_known_by_the_command() -> None:
+    commands = (0x13E, 0x20800131, 0xD01, 0x503C0102, 0x503C0104, 0x906F0101, 0xA06C0101, 0xC36F0108, 0x20808159)
+    made = [call("NV_ESC_RM_CONTROL", fd=3, cmd=number) for number in commands]
+    made.insert(1, call("NV_ESC_RM_ALLOC", fd=3, hClass=0xCB33))
+    names = {"discovery": "d", "address space": "a", "memory": "m", "channels": "c", "steady state": "s"}
+    assert "".join(names[phase] for phase, _ in phases(calls(map(to_json, made)))) == "dddmamcccs"
+
+
+def test_what_the_resource_manager_refuses_has_failed() -> None:
+    file = opened("/dev/nvidiactl", 3)
+    made = [call("NV_ESC_RM_MAP_MEMORY", fd=3, hMemory=handle) for handle in (5, 6)]
+    refused = replace(made[0], written={"status": 0x57})
+    told = shown("summary", file, *made, refused)
+    assert [line.split()[-3:-1] for line in told if line.startswith("memory")] == [["3", "1"]]
+    assert told[-1].split() == ["all", "4", "1"]
+    assert shown("diagram", file, *made, refused)[-2:] == [
+        "    P7->>T_nvidiactl: NV_ESC_RM_MAP_MEMORY x2 = ok",
+        "    P7-xT_nvidiactl: NV_ESC_RM_MAP_MEMORY(fd=3[nvidiactl], hMemory=5) = status 0x57",
+    ]
+
+
+def test_a_diagram_has_one_line_for_a_desktops_file_however_often_it_is_opened() -> None:
+    told = shown("diagram", *(opened("/dev/nvidia0", fd) for fd in (3, 4, 5)))
+    assert [line for line in told if "participant T" in line] == ["    participant T_nvidia0 as nvidia0"]
+
+
 def test_a_diagram_has_an_arrow_for_each_row_of_calls() -> None:
     told = shown("diagram", *SESSION[:2], *[SESSION[3]] * 3, SESSION[-3], SUBMISSION)
     assert told == [

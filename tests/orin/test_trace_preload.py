@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 from exec_programs import built_client
-from tinygrad.runtime.autogen import nv_570
+from tinygrad.runtime.autogen import nv_570, nv_580
 
 from tegrad.diag.trace.reading import calls
 from tegrad.hw.chips import CHIPS
@@ -130,6 +132,10 @@ def test_a_program_that_cannot_take_the_library_says_why() -> None:
 def test_the_desktops_numbers_are_nvidias() -> None:
     for table in (desktop.ESCAPES, desktop.UVM, desktop.CLASSES):
         assert {number: getattr(nv_570, name) for number, name in table.items()} == {n: n for n in table}
+    for number, name in desktop.COMMANDS.items():
+        assert getattr(nv_580, name, number) == number, name
+        of_a_class = re.match("NV([0-9A-F]{4})_", name)
+        assert of_a_class is None or int(of_a_class[1], 16) == number >> 16, name
 
 
 def test_the_desktops_fields_are_where_nvidia_has_them() -> None:
@@ -137,13 +143,42 @@ def test_the_desktops_fields_are_where_nvidia_has_them() -> None:
         "NV_ESC_RM_ALLOC": nv_570.NVOS64_PARAMETERS,
         "NV_ESC_RM_CONTROL": nv_570.NVOS54_PARAMETERS,
         "NV_ESC_RM_FREE": nv_570.NVOS00_PARAMETERS,
+        "NV_ESC_RM_ALLOC_MEMORY": nv_570.NVOS02_PARAMETERS,
         "NV_ESC_RM_MAP_MEMORY": nv_570.NVOS33_PARAMETERS,
+        "NV_ESC_RM_MAP_MEMORY_DMA": nv_570.NVOS46_PARAMETERS,
         "NV_ESC_RM_DUP_OBJECT": nv_570.NVOS55_PARAMETERS,
         "NV_ESC_REGISTER_FD": nv_570.nv_ioctl_register_fd_t,
     }
     for name, fields in desktop.BLOCKS.items():
         offsets = {field: offset for field, _, offset, *_ in structs[name]._real_fields_}
         assert {field: offsets[field] for field in fields} == fields, name
+
+
+def test_the_resource_managers_status_is_where_nvidia_has_it() -> None:
+    """In both drivers' layouts, for every size that one of them has; some blocks have an fd after them, in 8 bytes."""
+    structs = {
+        "NVOS21_PARAMETERS": ("NV_ESC_RM_ALLOC", 0),
+        "NVOS64_PARAMETERS": ("NV_ESC_RM_ALLOC", 0),
+        "NVOS02_PARAMETERS": ("NV_ESC_RM_ALLOC_MEMORY", 8),
+        "NVOS54_PARAMETERS": ("NV_ESC_RM_CONTROL", 0),
+        "NVOS00_PARAMETERS": ("NV_ESC_RM_FREE", 0),
+        "NVOS55_PARAMETERS": ("NV_ESC_RM_DUP_OBJECT", 0),
+        "NVOS32_PARAMETERS": ("NV_ESC_RM_VID_HEAP_CONTROL", 0),
+        "NVOS33_PARAMETERS": ("NV_ESC_RM_MAP_MEMORY", 8),
+        "NVOS34_PARAMETERS": ("NV_ESC_RM_UNMAP_MEMORY", 0),
+        "NVOS46_PARAMETERS": ("NV_ESC_RM_MAP_MEMORY_DMA", 0),
+        "NVOS47_PARAMETERS": ("NV_ESC_RM_UNMAP_MEMORY_DMA", 0),
+        "NVOS56_PARAMETERS": ("NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO", 0),
+        "nv_ioctl_alloc_os_event_t": ("NV_ESC_ALLOC_OS_EVENT", 0),
+    }
+    found = {}
+    for struct, (name, more) in structs.items():
+        for kind in (getattr(driver, struct) for driver in (nv_570, nv_580)):
+            (at,) = (offset for field, _, offset, *_ in kind._real_fields_ if field.lower() == "status")
+            found[name, ctypes.sizeof(kind) + more] = at
+    assert found == desktop.STATUS
+    for with_fd in (nv_570.nv_ioctl_nvos02_parameters_with_fd, nv_580.nv_ioctl_nvos33_parameters_with_fd):
+        assert (ctypes.sizeof(with_fd), with_fd._real_fields_[0][2]) == (56, 0)
 
 
 def record(request: int, before: bytes = b"", after: bytes = b"", path: str = "/dev/nvidiactl") -> str:
@@ -156,6 +191,8 @@ def test_the_desktops_calls_are_named_with_size_and_class() -> None:
     made = nv_570.NVOS21_PARAMETERS(hRoot=1, hObjectParent=1, hObjectNew=5, hClass=asked.hClass, status=0x57)
     lines = [
         record(0xC020462B, bytes(asked), bytes(made)),
+        record(0xC0404657, bytes(nv_580.NVOS46_PARAMETERS()), bytes(nv_580.NVOS46_PARAMETERS(status=0x1F))),
+        record(0xC020462A, asked := bytes(nv_570.NVOS54_PARAMETERS(cmd=0x503C0102)), asked),
         record(0xC00446C9, b"\x04\0\0\0", b"\x04\0\0\0"),
         record(0x30000001, path="/dev/nvidia-uvm"),
         record(75, path="/dev/nvidia-uvm"),
@@ -164,6 +201,9 @@ def test_the_desktops_calls_are_named_with_size_and_class() -> None:
     assert [str(call).rsplit(" [", 1)[0] for call in calls(lines)] == [
         "NV_ESC_RM_ALLOC(fd=3<nvidiactl>, size=32, hRoot=1, hObjectParent=1, hObjectNew=0, "
         "hClass=AMPERE_CHANNEL_GPFIFO_A) = 0 -> hObjectNew=5, status=87",
+        "NV_ESC_RM_MAP_MEMORY_DMA(fd=3<nvidiactl>, size=64, hClient=0, hDevice=0, hDma=0, hMemory=0) = 0 -> status=31",
+        "NV_ESC_RM_CONTROL(fd=3<nvidiactl>, size=32, hClient=0, hObject=0, cmd=NV503C_CTRL_CMD_REGISTER_VA_SPACE, "
+        "paramsSize=0) = 0",
         "NV_ESC_REGISTER_FD(fd=3<nvidiactl>, size=4, ctl_fd=4) = 0",
         "UVM_INITIALIZE(fd=3<nvidia-uvm>) = 0",
         "UVM_MM_INITIALIZE(fd=3<nvidia-uvm>) = 0",

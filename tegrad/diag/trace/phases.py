@@ -46,27 +46,26 @@ BY_CALL = {
 """The phase of calls that their fd does not tell."""
 
 SET_UP = frozenset({"CHANNEL_SETUP_BIND", "CHANNEL_ALLOC_OBJ_CTX", "CHANNEL_SET_PREEMPTION_MODE", "doorbell"})
-SET_UP_CLASS = re.compile("CHANNEL_GPFIFO|COMPUTE|DMA_COPY")
-"""The last calls before the first submission, and on a desktop the classes of the objects that they make."""
+SET_UP_SUBJECT = re.compile("CHANNEL_GPFIFO|_COMPUTE_[A-Z]$|DMA_COPY|UVM_REGISTER_CHANNEL|GPFIFO_SCHEDULE|SUBMIT_TOKEN")
+"""The last calls before the first submission, and on a desktop what they are about."""
 DESKTOP = ("NV_ESC_", "UVM_")
 
-OF_A_CLASS = (
-    (SPACE, re.compile("VASPACE|MEMORY_VIRTUAL")),
-    (MEMORY, re.compile("MEMORY")),
-    (CHANNELS, re.compile("CHANNEL|COMPUTE|DMA_COPY|USERMODE|CONTEXT_SHARE|EVENT")),
-)
 OF_THE_DESKTOP = (
-    (SPACE, re.compile("VASPACE|RANGE_GROUP")),
-    (CHANNELS, re.compile("CHANNEL|EVENT")),
+    (SPACE, re.compile("VASPACE|VA_SPACE|RANGE_GROUP|MEMORY_VIRTUAL")),
+    (
+        CHANNELS,
+        re.compile(
+            "CHANNEL|FIFO|_COMPUTE_[A-Z]$|DMA_COPY|USERMODE|CONTEXT_SHARE|EVENT|CTXSW|CTX_BUFFER|TIMESLICE|ENGINEID"
+        ),
+    ),
     (
         MEMORY,
         re.compile(
-            "UVM_.*(MAP|RANGE|FREE|MEM|ALLOC|MIGRATE|LOCATION|ACCESS)|_(MAP|UNMAP|ALLOC)_MEMORY|VID_HEAP|DMABUF|_TO_FD"
+            "UVM_.*(MAP|RANGE|FREE|MEM|ALLOC|MIGRATE|LOCATION|ACCESS)|MEMORY|VID_?(HEAP|MEM)|ADDR_SPACE|DMABUF|_TO_FD"
         ),
     ),
 )
-"""The phases of the desktop driver's calls by a part of their name, and of an RM_ALLOC by a part of its class's; of all
-others it is discovery."""
+"""The phases of the desktop driver's calls by a part of what they are about; of all others it is discovery."""
 
 CTRL = frozenset({"ctrl", "nvhost-ctrl-gpu"})
 """Names of the node whose mapping is the doorbell page."""
@@ -77,16 +76,23 @@ def name_of(call: Call) -> str:
     return "doorbell" if call.name == "mmap" and CTRL & set(call.fds.values()) else call.name
 
 
-def class_of(call: Call) -> str:
-    """The class of the object that a desktop's RM_ALLOC makes; "" of another call."""
-    return field_text(call.name, "hClass", call.arguments["hClass"]) if "hClass" in call.arguments else ""
+def subject_of(call: Call) -> str:
+    """What a desktop's call is about: the class of the object that it makes, the command that it gives, or its name."""
+    field = next((field for field in ("hClass", "cmd") if field in call.arguments), None)
+    return call.name if field is None else field_text(call.name, field, call.arguments[field])
 
 
 def sets_up(call: Call) -> bool:
     """Whether a call is one of the last before the first submission."""
     if call.name.startswith(DESKTOP):
-        return call.name == "UVM_REGISTER_CHANNEL" or bool(SET_UP_CLASS.search(class_of(call)))
+        return bool(SET_UP_SUBJECT.search(subject_of(call)))
     return name_of(call) in SET_UP
+
+
+def refusal(call: Call) -> str:
+    """With what a call was refused: an errno, or on a desktop the resource manager's status; "" if it was not."""
+    status = call.written.get("status") if call.name.startswith(DESKTOP) else None
+    return call.error or ("" if status is None else f"status {status:#x}")
 
 
 def purpose(call: Call) -> str:
@@ -96,8 +102,7 @@ def purpose(call: Call) -> str:
     if row := BY_NAME.get(call.name):
         return BY_FD[row.fd_kind]
     if call.name.startswith(DESKTOP):
-        table = OF_A_CLASS if "hClass" in call.arguments else OF_THE_DESKTOP
-        return next((phase for phase, part in table if part.search(class_of(call) or call.name)), DISCOVERY)
+        return next((phase for phase, part in OF_THE_DESKTOP if part.search(subject_of(call))), DISCOVERY)
     what = next(iter(call.fds.values()), "")
     return MEMORY if what == "dmabuf" else BY_FD.get(what, DISCOVERY)
 

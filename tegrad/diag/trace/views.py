@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from textwrap import wrap
 
-from tegrad.diag.trace.phases import PHASES, STEADY, by_role, phases, purpose, submits
+from tegrad.diag.trace.phases import PHASES, STEADY, by_role, phases, purpose, refusal, submits
 from tegrad.uapi.trace import Call
 from tegrad.uapi.tracefile import to_json
 
@@ -15,7 +15,7 @@ Lines = Iterator[str]
 WIDTH = 110
 
 ALIKE = frozenset({"ctrl", "nvmap", "dmabuf", "fence", "host1x-fence"})
-"""What a diagram does not tell apart by fd."""
+"""What a diagram does not tell apart by fd; nor the files of a desktop's driver, which has its objects by handle."""
 
 
 def text(calls: Iterable[Call]) -> Lines:
@@ -41,12 +41,12 @@ def summary(calls: Iterable[Call]) -> Lines:
         here = [call for one, call in found if one == phase]
         if not here:
             continue
-        failed = sum(bool(call.error) for call in here)
-        yield f"{phase:14} {len(here):7} {failed:7} {sum(call.seconds for call in here):10.6f}"
+        refused = sum(map(bool, map(refusal, here)))
+        yield f"{phase:14} {len(here):7} {refused:7} {sum(call.seconds for call in here):10.6f}"
         counts = Counter(call.name for call in here).most_common()
         rows = wrap(", ".join(f"{name}~{count}" for name, count in counts), WIDTH, break_on_hyphens=False)
         yield from ("    " + row.replace("~", " ") for row in rows)
-    yield f"{'all':14} {len(found):7} {sum(bool(call.error) for _, call in found):7}"
+    yield f"{'all':14} {len(found):7} {sum(bool(refusal(call)) for _, call in found):7}"
     if any(phase == STEADY for phase, _ in found) and not any(map(submits, known)):
         yield "(no submission shows in this trace: the steady state begins after the last channel is set up)"
     yield from _memory(known)
@@ -75,7 +75,7 @@ def diagram(calls: Iterable[Call]) -> Lines:
     yield from (f"    participant P{pid} as process {pid}" for pid in processes)
     yield from (f"    participant {_key(other)} as {other}" for other in others)
     last = None
-    for (phase, ends, name, error), some in groupby(steps, lambda s: (s[0], s[2], s[1].name, s[1].error)):
+    for (phase, ends, name, error), some in groupby(steps, lambda s: (s[0], s[2], s[1].name, refusal(s[1]))):
         row = [call for _, call, _ in some]
         if (phase, ends[0]) != last:
             yield f"    Note over P{ends[0]}: {phase}"
@@ -92,7 +92,7 @@ def _other(call: Call) -> str:
     fd = call.made().get("result") if call.name == "open" else call.taken().get("fd")
     if fd is not None:
         what = call.fds.get(fd, "fd")
-        return what if what in ALIKE else f"{what} {fd}"
+        return what if what in ALIKE or what.startswith("nvidia") else f"{what} {fd}"
     return purpose(call) if call.name in ("munmap", "msync", "mmap") else "files"
 
 
