@@ -927,8 +927,7 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
                 uint4 v[1];
                 load_packets(v, 1, [=](int) { return from + 16 * at; }, [=](int) { return epilogue.base + wait + 1; });
                 const float value = __uint_as_float(v[0].x);
-                const int row = v[0].y + v[0].z;  // z is 0
-                if (value > best || (value == best && row < best_row)) best = value, best_row = row;
+                if (value > best || (value == best && (int)v[0].y < best_row)) best = value, best_row = v[0].y;
             }
             epilogue.largest(best, best_row, parity);
             if (thread == 0) {

@@ -2,9 +2,9 @@
 //
 // Between CTAs: **packets** of 16 bytes, 12 of data and the epoch, which the reader polls until the epoch is the
 // awaited one. A packet is one 128-bit store, seen whole, so that it needs no fence. **Whoever loads a packet uses all
-// its words**: of a load whose second and third word are dead, ptxas makes two, and the epoch may then be newer than the
-// data (seen on an H200; of ld.b128, too). With EPOCH_FLAGS 0 the same packets are written without being polled, and a
-// counter for each stage, after a fence, says that all of them are there.
+// its data**: of a load whose second and third word are dead, ptxas makes two, and the epoch may then be newer than the
+// data (seen on an H200; of ld.b128, too). tests/llm/test_packets.py looks. With EPOCH_FLAGS 0 the same packets are
+// written without being polled, and a counter for each stage, after a fence, says that all of them are there.
 //
 // Within a CTA: a **pipeline** of DEPTH tiles of weights that one warp fills and CONSUMERS warps read. On sm_90 its
 // tiles come by bulk copies and mbarriers, else (BULK 0) by 16-byte cp.async and words in shared memory.
