@@ -1,7 +1,8 @@
 """Results as one HTML page that needs nothing else: bars against peers, decoding's roofline, latencies, a table.
 
     tegrad bench report -o report.html                     the figures in results/
-    tegrad bench report rows.json -o report.html           rows of `tegrad bench model -o json`, or of llama-bench
+    tegrad bench report rows.json -o report.html           rows of `tegrad bench model -o json`, of llama-bench, or of
+                                                           `tegrad bench tinygrad --record`; several files on one page
 
 Plots are matplotlib's (extra `bench`), as SVG in the page.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,20 +108,40 @@ def of_results(folder: Path) -> Page:
 
 
 def of_rows(paths: Sequence[Path]) -> Page:
-    """The page of rows of `tegrad bench model`, or of llama-bench. RecordError for other files."""
-    rows: list[Mapping[str, Any]] = [row for path in paths for row in parsed(path)]
-    if not all(isinstance(row, dict) and "avg_ts" in row for row in rows) or not rows:
+    """The page of rows of `tegrad bench model`, of llama-bench, and of records of `tegrad bench tinygrad`.
+
+    RecordError for other files.
+    """
+    found = [parsed(path) for path in paths]
+    records = [one for one in found if isinstance(one, dict) and {"peer", "rows"} <= one.keys()]
+    rows: list[Mapping[str, Any]] = [row for one in found if isinstance(one, list) for row in one]
+    known = len(records) + sum(isinstance(one, list) for one in found) == len(found) > 0
+    if not known or not all(isinstance(row, dict) and "avg_ts" in row for row in rows) or not rows + records:
         raise RecordError("these are no rows: take some by `tegrad bench model MODEL -o json`")
-    on = rows[0].get("machine") or {}
+    on = (rows + records)[0].get("machine") or {}
     about = ", ".join(f"{name} {value}" for name, value in on.items() if value and not isinstance(value, dict))
-    page = Page("tegrad bench model", about, ("model", "backend", "test", "result", "deviation"))
+    page = Page("tegrad: rows", about, ("what", "by", "test", "result", "deviation, or range"))
     for row in rows:
         load, unit = test_of(row) == LOAD, "ns" if test_of(row) == LOAD else "ts"
         scale, name = (1e-9, "s") if load else (1.0, "tok/s")
         values = [f"{scale * row[f'{kind}_{unit}']:.4g}" for kind in ("avg", "stddev")]
-        page.rows.append((row["model_type"], row["backends"], test_of(row), f"{values[0]} {name}", values[1]))
+        page.rows.append((_model(row), row["backends"], test_of(row), f"{values[0]} {name}", values[1]))
     page.plots = list(_speeds([row for row in rows if test_of(row) != LOAD]))
+    for record in records:
+        sides = {"ours": "tinygrad, NV", "peer": record["peer"]}
+        for row in record["rows"]:
+            medians = {side: row[side]["median"] for side in sides}
+            for side, name in sides.items():
+                middle, spread = statistics.median(medians[side]), (min(medians[side]), max(medians[side]))
+                cells = (f"{middle:.4g} {row['unit']}", "{:.4g} to {:.4g}".format(*spread))
+                page.rows.append(("operation", name, row["row"], *cells))
+        page.plots += _ratios(record)
     return page
+
+
+def _model(row: Mapping[str, Any]) -> str:
+    """A row's model: its file, since tools describe one differently; or else what it says."""
+    return Path(row.get("model_filename") or row["model_type"]).name
 
 
 def _short(value: float | None) -> str:
@@ -144,6 +166,15 @@ def _plot(figure: Figure, caption: str) -> Plot:
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": caption}):
         figure.savefig(told, format="svg", metadata={"Date": None})
     return Plot(told.getvalue()[told.getvalue().index("<svg") :], caption)
+
+
+def _ratios(record: Mapping[str, Any]) -> Iterator[Plot]:
+    """A bar for each row of a record of `tegrad bench tinygrad`."""
+    shown = []
+    for row in record["rows"]:
+        ours, peer = (statistics.median(row[side]["median"]) for side in ("ours", "peer"))
+        shown.append({"id": row["row"], "peer_name": record["peer"], "ratio": peer / ours})
+    yield from _against_peers(shown)
 
 
 def _against_peers(figures: Sequence[Mapping[str, Any]]) -> Iterator[Plot]:
@@ -204,8 +235,8 @@ def _histograms(records: Mapping[str, Record]) -> Iterator[Plot]:
 
 def _speeds(rows: Sequence[Mapping[str, Any]]) -> Iterator[Plot]:
     """A group of bars for each model: its tests, by backend."""
-    for model in dict.fromkeys(row["model_type"] for row in rows):
-        own = [row for row in rows if row["model_type"] == model]
+    for model in dict.fromkeys(map(_model, rows)):
+        own = [row for row in rows if _model(row) == model]
         tests, backends = (list(dict.fromkeys(map(key, own))) for key in (test_of, lambda row: row["backends"]))
         figure = _figure(0.8 + 0.35 * len(tests) * len(backends))
         axes = figure.subplots()

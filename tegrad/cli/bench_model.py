@@ -152,7 +152,10 @@ def tuning(
 
 def report(
     rows: Annotated[
-        list[Path] | None, typer.Argument(help="Rows of `tegrad bench model -o json`; the results folder if left out.")
+        list[Path] | None,
+        typer.Argument(
+            help="Rows of `bench model -o json` or `bench tinygrad --record`; the results folder if left out."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option("-o", "--out", help="The page.")] = Path("report.html"),
     results: Annotated[Path, typer.Option("--results", help="The results folder.")] = DEFAULT,

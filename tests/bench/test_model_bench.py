@@ -101,8 +101,29 @@ def test_the_committed_results_make_a_page_that_asks_no_other_host() -> None:
     assert "<script" not in page
 
 
+def test_a_page_has_tinygrads_rows_beside_their_peer(tmp_path: Path) -> None:
+    sides = {"ours": {"median": [10.0, 11.0, 12.0]}, "peer": {"median": [44.0, 43.0, 45.0]}}
+    record = {"peer": "tinygrad, CUDA", "rows": [{"row": "launch", "unit": "us", **sides}], "machine": {"gpu": "H"}}
+    (tmp_path / "record.json").write_text(json.dumps(record, indent=1))
+    row = {**PEER, "model_filename": "/models/m.gguf", "avg_ts": 5.0, "samples_ts": [5.0]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    page = report.of_rows([tmp_path / "record.json", tmp_path / "rows.jsonl"])
+    assert ("operation", "tinygrad, CUDA", "launch", "44 us", "43 to 45") in page.rows
+    assert ("operation", "tinygrad, NV", "launch", "11 us", "10 to 12") in page.rows
+    assert page.rows[0][0] == "m.gguf"
+    assert page.html().count("<svg") == 2
+    assert ">4.00<" in page.html()
+
+
+def test_the_committed_reports_say_of_which_machine_they_are() -> None:
+    for name, machine in (("h200", "NVIDIA H200"), ("board", "emulated agx-orin-64gb")):
+        page = (ROOT / "results" / "reports" / f"{name}.html").read_text()
+        assert machine in page
+        assert "<svg" in page
+
+
 def test_text_of_a_result_is_no_markup(tmp_path: Path) -> None:
-    row = {**PEER, "model_type": "<b>bold</b>", "avg_ts": 5.0, "samples_ts": [5.0]}
+    row = {**PEER, "model_filename": "<b>bold", "avg_ts": 5.0, "samples_ts": [5.0]}
     (tmp_path / "rows").write_text(json.dumps([row]))
     page = report.of_rows([tmp_path / "rows"]).html()
     assert "<b>bold" not in page
