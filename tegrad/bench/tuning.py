@@ -37,6 +37,26 @@ ATTRIBUTES: Final = {
     "cacheable": c.NVMAP_HANDLE_CACHEABLE,
 }
 """nvmap's attributes: what the CPU's caches make of a buffer."""
+WINDOWS: Final = {
+    "0xfd, 0xfe (local, shared)": (0xFD00000000, 0xFE00000000),
+    "0xfe, 0xfd": (0xFE00000000, 0xFD00000000),
+    "0x3d, 0x3e": (0x3D00000000, 0x3E00000000),
+    "0x01, 0x02": (0x0100000000, 0x0200000000),
+}
+"""Where the shader windows lie: the upper byte of 40 bits."""
+THROUGH: Final = """extern "C" __global__ void through(unsigned *out, int odd) {
+    __shared__ unsigned shared[32];
+    unsigned local[32];
+    for (int i = 0; i < 32; i++) local[(i * odd) % 32] = i, shared[(i * odd) % 32] = 100 + i;
+    __syncthreads();
+    unsigned sum = 0;
+    for (int i = 0; i < 32; i++) {
+        volatile unsigned *window = (threadIdx.x + i) & 1 ? local : shared;  // a generic address, by lane
+        sum += window[(threadIdx.x * odd) % 32];
+    }
+    out[threadIdx.x] = sum;
+}"""
+"""Lane t sums up 16 times t from local and 100 + t from shared memory, by generic loads."""
 STEP: Final = """extern "C" __global__ void step(unsigned *word, int add) {
     if (!threadIdx.x && !blockIdx.x) *word += add;
 }"""
@@ -112,6 +132,21 @@ def gpfifo(device: Any) -> Iterator[Answer]:
     nv_device.reopen()
 
 
+def windows(device: Any) -> Iterator[Answer]:
+    """Microseconds of a kernel that reads local and shared memory by generic addresses, by where their windows lie."""
+    known = iface._chip
+    for name, (local, shared) in WINDOWS.items():
+        row = partial(replace, local_window=local, shared_window=shared)
+        with patch.object(iface, "_chip", lambda version, row=row: row(known(version))):
+            opened = nv_device.reopen()
+        through = partial(probes.load(opened, THROUGH, "through", 1, 1), vals=(3,), wait=True)
+        with probes.buffer(opened, 128) as out:
+            took = _best(partial(through, out, global_size=(1, 1, 1), local_size=(32, 1, 1)))
+            right = probes.words(opened, out, 32) == [16 * (100 + 2 * lane) for lane in range(32)]
+        yield Answer("windows", name, 1e6 * took, "us", right)
+    nv_device.reopen()
+
+
 def doorbell(device: Any) -> Iterator[Answer]:
     """Microseconds a submission where so many share one doorbell."""
     for count in AT_ONCE:
@@ -150,12 +185,13 @@ QUESTIONS: Final[Mapping[str, Question]] = {
     "cpu-memory": Question("nvmap's attributes: how fast the CPU is, what the GPU sees", cpu_memory, jetson=True),
     "flush": Question("what a flush of L2 costs", flush, jetson=True),
     "gpfifo": Question("GPFIFOs of 1,024 to 8,192 entries", gpfifo, jetson=True),
+    "windows": Question("where the shader windows lie", windows, jetson=True),
     "doorbell": Question("one doorbell for several submissions", doorbell),
     "flushes": Question("which flushes are needed", command="tegrad selftest --stage coherence"),
     "signals": Question("QMD fields and releases, pushbuffer signals", command="tegrad bench dependencies"),
     "rows": Question("threads to a row", command="tegrad bench products 1b-q6k --sweep 5"),
     "beam": Question("kernel searches", command="BEAM=2 tegrad bench tinygrad gpt2-f16-124m"),
-    "flags": Question("a channel's flags", command="tegrad conformance"),
+    "flags": Question("a channel's flags (usermode takes deterministic)", command="tegrad conformance"),
 }
 """In the order in which they are asked."""
 
