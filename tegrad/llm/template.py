@@ -102,6 +102,8 @@ class Template:
             return self._other.render(messages, tools=tools, reply=reply, **values)
         given = {"documents": None, **self._tokens, **values}
         given |= {"messages": messages, "tools": tools, "add_generation_prompt": reply}
+        if "enable_thinking" in values and "enable_thinking" not in self._source:
+            given.setdefault("thinking", values["enable_thinking"])  # Granite 3's and DeepSeek 3.1's name for it
         if tools and "xml_tools" in self._source and not {"xml_tools", "python_tools"} & values.keys():
             given["xml_tools"] = [tool.get("function", tool) for tool in tools]  # SmolLM3's name for them
         request = json.dumps({"values": given}, default=dict)

@@ -91,6 +91,22 @@ def test_smollm3_is_told_of_tools_by_the_name_that_its_template_has() -> None:
     assert template.render([]) == ""
 
 
+@pytest.mark.parametrize(
+    ("source", "values", "text"),
+    [
+        ("{{ thinking }}", {"enable_thinking": True}, "True"),
+        ("{{ thinking }}", {"enable_thinking": False}, "False"),
+        ("{{ thinking }}", {"enable_thinking": True, "thinking": False}, "False"),
+        ("{{ thinking }}", {}, ""),
+        ("{{ enable_thinking }}{{ thinking }}", {"enable_thinking": True}, "True"),
+    ],
+)
+def test_the_switch_of_thoughts_has_the_name_that_the_template_has(
+    source: str, values: dict[str, bool], text: str
+) -> None:
+    assert Template(source).render([], **values) == text
+
+
 def test_a_second_template_is_for_conversations_with_tools() -> None:
     template = Template("{{ bos_token }}plain", "<s>", "", "{{ bos_token }}{{ tools | length }}")
     assert [template.render([]), template.render([], tools=[{}])] == ["<s>plain", "<s>1"]
