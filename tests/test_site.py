@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import importlib
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from page_lines import BLOCK, PAGES, ROOT, commands
 
 from tegrad import cli
-
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
-ASSIGNED = re.compile(r"[A-Z_0-9]+=\S*")
-ENDS = re.compile(r"\s{2,}|\s#|\s[|&;<>]\s?|\s\(")
-"""Where a command line in a document ends: notes behind it, a pipe, another command."""
-
-
-def commands() -> Iterator[tuple[str, str]]:
-    """Every command line of ours in a page's blocks: where, and its words."""
-    for page in PAGES:
-        for kind, block in BLOCK.findall(page.read_text()):
-            if kind not in ("", "console", "sh"):
-                continue
-            for line in re.sub(r"\\\n\s*", "", block).splitlines():
-                words = line.strip().removeprefix("$ ")
-                while found := ASSIGNED.match(words):
-                    words = words[found.end() :].lstrip()
-                if words.startswith("tegrad "):
-                    yield page.name, ENDS.split(words)[0]
 
 
 @functools.cache
@@ -67,6 +48,43 @@ def test_a_command_line_in_a_page_is_one_that_there_is(page: str, line: str) -> 
         except typer.BadParameter as error:
             if not str(error).endswith("does not exist."):  # a file of the reader's
                 raise
+
+
+PROGRAMS = {
+    "api.md": "llm/test_api_page.py",
+    "serve-anthropic.md": "serve/test_other_clients.py",
+    "serve-ollama.md": "serve/test_other_clients.py",
+    "serve-openai.md": "serve/test_openai_server.py",
+}
+"""Pages whose blocks of Python a test runs."""
+PARTS = {
+    "README.md": "names a model that is pulled; docs/api.md has the same, which runs",
+    "board.md": "injects into a board that is there: tests/cli/test_board.py",
+    "conformance.md": "a rule and a mutant as they stand in their modules",
+    "record.md": "a loop without end",
+    "testing.md": "a model of the reader's",
+}
+"""Pages whose blocks are compiled alone, their names of ours looked up, and why they do not run."""
+
+
+def test_every_block_of_python_runs_somewhere_or_is_a_part() -> None:
+    blocks = [(page.name, text) for page in PAGES for kind, text in BLOCK.findall(page.read_text()) if kind == "python"]
+    assert {name for name, _ in blocks} == PROGRAMS.keys() | PARTS.keys()
+    for page, file in PROGRAMS.items():
+        source = (ROOT / "tests" / file).read_text()
+        assert page.removesuffix(".md") in source
+        assert "exec(" in source
+    for page, text in blocks:
+        tree = ast.parse(f"{{{text}}}" if text.startswith('"') else text)
+        for node in ast.walk(tree):
+            if page in PARTS and isinstance(node, ast.ImportFrom) and str(node.module).startswith("tegrad"):
+                module = importlib.import_module(str(node.module))
+                assert [name.name for name in node.names if not hasattr(module, name.name)] == []
+
+
+def test_links_to_other_hosts_are_whole() -> None:
+    links = [(page.name, link) for page in PAGES for link in re.findall(r"\]\((\w+:[^)]*)\)", page.read_text())]
+    assert [found for found in links if not re.fullmatch(r"https://[a-z0-9-]+(\.[a-z0-9-]+)+(/\S*)?", found[1])] == []
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
