@@ -30,12 +30,12 @@ def many(*_: object, overlap: bool = False) -> Any:
         ("sm_87", False, one, "none", None, "many launches"),  # packets are wrong, or slower than launches
         ("sm_87", True, one, "none", None, "one launch"),
         ("sm_87", True, one, "head", None, "one launch"),
-        ("sm_87", True, one, "whole", None, "many launches"),
+        ("sm_87", True, one, "whole", None, "one launch"),
         ("sm_87", True, refused, "none", None, "many launches"),
         ("sm_87", True, one, "none", AHEAD, "overlapped launches"),  # as asked for
         ("sm_90", None, one, "none", None, "one launch"),
         ("sm_90", False, one, "none", None, "one launch"),  # a Jetson's record says nothing of it
-        ("sm_90", None, one, "whole", None, "overlapped launches"),
+        ("sm_90", None, one, "whole", None, "one launch"),
         ("sm_90", None, refused, "none", None, "overlapped launches"),
     ],
 )
