@@ -128,12 +128,10 @@ def of_rows(paths: Sequence[Path]) -> Page:
         page.rows.append((_model(row), row["backends"], test_of(row), f"{values[0]} {name}", values[1]))
     page.plots = list(_speeds([row for row in rows if test_of(row) != LOAD]))
     for record in records:
-        sides = {"ours": "tinygrad, NV", "peer": record["peer"]}
         for row in record["rows"]:
-            medians = {side: row[side]["median"] for side in sides}
-            for side, name in sides.items():
-                middle, spread = statistics.median(medians[side]), (min(medians[side]), max(medians[side]))
-                cells = (f"{middle:.4g} {row['unit']}", "{:.4g} to {:.4g}".format(*spread))
+            for side, name in (("ours", "tinygrad, NV"), ("peer", record["peer"])):
+                rounds = row[side]["median"]
+                cells = (f"{statistics.median(rounds):.4g} {row['unit']}", f"{min(rounds):.4g} to {max(rounds):.4g}")
                 page.rows.append(("operation", name, row["row"], *cells))
         page.plots += _ratios(record)
     return page
