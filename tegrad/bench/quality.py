@@ -1,8 +1,8 @@
 """How near our engines' logits are to exact ones, beside how near llama.cpp's are, on the same packed files.
 
 Teacher-forced: every engine is fed the same tokens. Exact is the float32 reference on the file's weights; llama.cpp
-runs on the CPU with a cache of the same kind. A row is a model and an engine; `tegrad bench quality` writes
-results/quality.json.
+has a cache of the same kind, and runs on the CPU beside an emulated board, else on the GPU, if it is there built with
+CUDA. A row is a model and an engine; `tegrad bench quality` writes results/quality.json.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
+from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from tegrad import models as shipped
@@ -74,6 +77,8 @@ class QualityRow:
     device: str
     ours: Agreement
     llama_cpp: Agreement
+    peer: str
+    """Which llama.cpp, and how it runs."""
     date: str
     sources: str
     """Hash of our own sources."""
@@ -162,11 +167,7 @@ def compare(case: str, engines: Iterable[str], device: str, where: str, count: i
 
     An engine that refuses the model has none. Raises RecordError without llama.cpp, ModelNameError.
     """
-    try:
-        from tegrad.bench.cpu_llama import F16, Q8_0, peer
-    except ImportError as error:
-        raise RecordError("llama.cpp is missing: pip install cyllama") from error
-
+    peer, how = _peer("emulated" not in where)
     with tempfile.TemporaryDirectory() as folder:
         path = _file(case, Path(folder))
         tokens = _tokens(case, path, count)
@@ -174,12 +175,12 @@ def compare(case: str, engines: Iterable[str], device: str, where: str, count: i
         length = min(count, reference.config.longest)
         texts = [tokens[at : at + length] for at in range(0, count, length)]
         exact = np.concatenate([reference.logits(text) for text in texts])
+        theirs: dict[int, Logits] = {}
         for name in engines:
-            kind = Q8_0 if name in Q8_CACHE else F16
-            theirs = []
-            for text in texts:
+            kind = int(GGMLQuantizationType.Q8_0 if name in Q8_CACHE else GGMLQuantizationType.F16)
+            if kind not in theirs:
                 with peer(path, length, keys=kind, values=kind) as opened:
-                    theirs.append(opened.logits(text))
+                    theirs[kind] = np.concatenate([opened.logits(text) for text in texts])
             try:
                 chosen, logits = _scored(ENGINES[name], path, device, texts)
             except UnsupportedModelError:
@@ -189,10 +190,28 @@ def compare(case: str, engines: Iterable[str], device: str, where: str, count: i
                 engine=name,
                 device=where,
                 ours=agreement(logits, exact[chosen]),
-                llama_cpp=agreement(np.concatenate(theirs)[chosen], exact[chosen]),
+                llama_cpp=agreement(theirs[kind][chosen], exact[chosen]),
+                peer=how,
                 date=now(),
                 sources=source_digest(),
             )
+
+
+PEERS: Final = (
+    ("llama-cpp-python", "gpu_llama", "CUDA llama.cpp (llama-cpp-python {}), flash attention"),
+    ("cyllama", "cpu_llama", "CPU llama.cpp (cyllama {})"),
+)
+"""Package, our module for it, and words: the first that is installed; the first of all only beside a GPU."""
+
+
+def _peer(gpu: bool) -> tuple[Any, str]:
+    """What opens llama.cpp beside a GPU or an emulated board, and that in words; RecordError if none is here."""
+    for package, module, words in PEERS[not gpu :]:
+        try:
+            return import_module(f"tegrad.bench.{module}").peer, words.format(version(package))
+        except (PackageNotFoundError, ModuleNotFoundError):
+            continue
+    raise RecordError("llama.cpp is missing: pip install cyllama")
 
 
 def _scored(engine: Engine, path: Path, device: str, texts: Sequence[Sequence[int]]) -> tuple[list[int], Logits]:

@@ -291,7 +291,7 @@ def quality(
     tokens: Annotated[int | None, typer.Option(min=8, help="Tokens to feed; 1920 if left out.")] = None,
     results: Root = DEFAULT,
 ) -> None:
-    """Compare our logits, and CPU llama.cpp's, with exact ones; exit code 1 if ours are further from them."""
+    """Compare our logits, and llama.cpp's, with exact ones; exit code 1 if ours are further from them."""
     from tegrad.llm.start import choose_device, described
 
     choose_device()

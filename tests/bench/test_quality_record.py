@@ -3,10 +3,13 @@
 import importlib.util
 import json
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -82,10 +85,29 @@ def test_an_engine_that_rounds_much_is_behind_and_an_exact_one_is_not(monkeypatc
     assert near.llama_cpp == far.llama_cpp
 
 
+def test_a_board_has_the_cpus_llama_cpp_for_a_peer_even_where_a_gpus_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(package: str) -> str:
+        if package not in there:
+            raise PackageNotFoundError
+        return "1.2"
+
+    monkeypatch.setitem(sys.modules, "tegrad.bench.gpu_llama", SimpleNamespace(peer="gpu's"))
+    monkeypatch.setitem(sys.modules, "tegrad.bench.cpu_llama", SimpleNamespace(peer="cpu's"))
+    there = {"llama-cpp-python", "cyllama"}
+    monkeypatch.setattr(quality, "version", version)
+    assert quality._peer(gpu=True) == ("gpu's", "CUDA llama.cpp (llama-cpp-python 1.2), flash attention")
+    assert quality._peer(gpu=False) == ("cpu's", "CPU llama.cpp (cyllama 1.2)")
+    there.remove("llama-cpp-python")
+    assert quality._peer(gpu=True) == quality._peer(gpu=False)
+    there.clear()
+    with pytest.raises(RecordError, match="pip install cyllama"):
+        quality._peer(gpu=True)
+
+
 def test_rows_replace_those_of_the_same_model_engine_and_device(tmp_path: Path) -> None:
     def row(model: str, device: str, error: float) -> quality.QualityRow:
         side = Agreement(3, error, error, error, 1.0)
-        return quality.QualityRow(model, "graph", device, side, Agreement(3, 1.0, 1.0, 1.0, 1.0), "now", "hash")
+        return quality.QualityRow(model, "graph", device, side, Agreement(3, 1.0, 1.0, 1.0, 1.0), "peer", "now", "hash")
 
     path = tmp_path / "folder that is made" / quality.FILE
     quality.merge(path, [row("b", "X", 0.5), row("a", "X", 0.5), row("a", "Y", 0.5)])
