@@ -27,7 +27,7 @@ def _silent(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
 
 
 class Peer:
-    """A model in llama.cpp, all of it on the GPU, with flash attention: logits of every position."""
+    """A model in llama.cpp, all of it on the GPU, with flash attention, by steps of one token: logits of every position."""
 
     def __init__(self, path: Path, context: int, keys: int, values: int) -> None:
         params = lib.llama_model_default_params()
@@ -37,7 +37,8 @@ class Peer:
             raise RecordError(f"llama.cpp cannot load {path}")
         self._size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model)))
         self._params = lib.llama_context_default_params()
-        self._params.n_ctx = self._params.n_batch = self._params.n_ubatch = context
+        self._params.n_ctx = self._params.n_batch = context
+        self._params.n_ubatch = 1
         self._params.type_k, self._params.type_v, self._params.flash_attn_type = keys, values, ON
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:

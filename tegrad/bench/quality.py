@@ -198,7 +198,7 @@ def compare(case: str, engines: Iterable[str], device: str, where: str, count: i
 
 
 PEERS: Final = (
-    ("llama-cpp-python", "gpu_llama", "CUDA llama.cpp (llama-cpp-python {}), flash attention"),
+    ("llama-cpp-python", "gpu_llama", "CUDA llama.cpp (llama-cpp-python {}), flash attention, steps of one token"),
     ("cyllama", "cpu_llama", "CPU llama.cpp (cyllama {})"),
 )
 """Package, our module for it, and words: the first that is installed; the first of all only beside a GPU."""

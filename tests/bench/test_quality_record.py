@@ -95,7 +95,10 @@ def test_a_board_has_the_cpus_llama_cpp_for_a_peer_even_where_a_gpus_is(monkeypa
     monkeypatch.setitem(sys.modules, "tegrad.bench.cpu_llama", SimpleNamespace(peer="cpu's"))
     there = {"llama-cpp-python", "cyllama"}
     monkeypatch.setattr(quality, "version", version)
-    assert quality._peer(gpu=True) == ("gpu's", "CUDA llama.cpp (llama-cpp-python 1.2), flash attention")
+    assert quality._peer(gpu=True) == (
+        "gpu's",
+        "CUDA llama.cpp (llama-cpp-python 1.2), flash attention, steps of one token",
+    )
     assert quality._peer(gpu=False) == ("cpu's", "CPU llama.cpp (cyllama 1.2)")
     there.remove("llama-cpp-python")
     assert quality._peer(gpu=True) == quality._peer(gpu=False)
