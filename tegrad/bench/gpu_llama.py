@@ -27,7 +27,7 @@ def _silent(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
 
 
 class Peer:
-    """A model in llama.cpp, all of it on the GPU, with flash attention, by steps of one token: logits of every position."""
+    """A model in llama.cpp, all of it on the GPU: logits of every position, by steps of one token."""
 
     def __init__(self, path: Path, context: int, keys: int, values: int) -> None:
         params = lib.llama_model_default_params()

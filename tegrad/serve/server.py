@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
+from typing import Final
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -20,6 +21,9 @@ from tegrad.serve.cluster import Cluster
 from tegrad.serve.config import Config, ConfigError
 from tegrad.serve.log import LOG
 from tegrad.serve.replicas import Home
+
+IDLE_CONNECTION_S: Final = 75
+"""Longer than clients keep one, httpx and the openai client 5 s: what is sent on one that has just closed is lost."""
 
 
 def serve(config: Config, tell: Callable[[str], None]) -> None:
@@ -76,7 +80,7 @@ class Server(uvicorn.Server):
             super().__init__(
                 uvicorn.Config(
                     app, lifespan="off", log_config=None, access_log=False, server_header=False,
-                    timeout_graceful_shutdown=max(1, round(config.grace)),
+                    timeout_keep_alive=IDLE_CONNECTION_S, timeout_graceful_shutdown=max(1, round(config.grace)),
                     ssl_certfile=config.tls_cert, ssl_keyfile=config.tls_key,
                 )
             )  # fmt: skip

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 
 import httpx
@@ -18,7 +19,12 @@ import pytest
 import tiny_llama
 from processes import patience, running, until
 from program import ENDLESS, PROGRAM, SHAPE, Server, refused, serving
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 from tiny_llama import TYPE, Shape
+
+from tegrad.serve.config import Config
+from tegrad.serve.server import Server as ServerOfOurs
 
 pytestmark = pytest.mark.board
 
@@ -34,6 +40,29 @@ def server(paths: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     log = tmp_path_factory.mktemp("log") / "log"
     with serving(log, *map(str, paths.values()), "--slots", "2", "--context", "4096", "--log", "json") as made:
         yield made
+
+
+def test_a_connection_that_was_idle_for_longer_than_clients_keep_theirs_is_answered() -> None:
+    """A client closes its own after 5 s; were the server as quick, a request could meet a connection that ends."""
+
+    async def hello(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse("hello")(scope, receive, send)
+
+    made = ServerOfOurs(hello, Config(port=0))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=made.run, args=([listening],))
+        thread.start()
+        connection = HTTPConnection(*listening.getsockname(), timeout=patience(60))
+        try:
+            for idle in (5.5, 0.0):
+                connection.request("GET", "/")
+                assert connection.getresponse().read() == b"hello"
+                assert connection.sock is not None
+                time.sleep(idle)
+        finally:
+            connection.close()
+            made.should_exit = True
+            thread.join()
 
 
 class Background(threading.Thread):
