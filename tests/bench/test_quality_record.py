@@ -192,7 +192,7 @@ def test_the_command_writes_the_table_and_fails_where_we_are_behind(
 
     def compare(case: str, engines: object, device: str, where: str, count: int) -> Iterator[quality.QualityRow]:
         assert (device, where, count) == ("NV", "NV sm_00", 8)
-        yield quality.QualityRow(case, "decode", where, far if case == "b" else side, side, "now", "hash")
+        yield quality.QualityRow(case, "decode", where, far if case == "b" else side, side, "peer", "now", "hash")
 
     monkeypatch.setattr(quality, "compare", compare)
     monkeypatch.setattr("tegrad.llm.start.choose_device", lambda: None)

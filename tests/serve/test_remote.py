@@ -197,6 +197,7 @@ def test_an_answer_keeps_to_its_grammar_and_a_wrong_one_ends_it_alone(remote: Re
     run(ask())
 
 
+@pytest.mark.klog_errors("unbind")  # of a channel that is busy, as its process is killed
 def test_without_board_or_engine_answers_end_with_an_error(mark: str, path: Path, run: Any, remote: Remote) -> None:
     """kill -9. Of an engine whose board is gone the next request is served; an engine that is gone leaves no board."""
     engines = running(mark, "tegrad.serve.engine")
@@ -232,6 +233,7 @@ def test_without_board_or_engine_answers_end_with_an_error(mark: str, path: Path
     assert running(mark, "tegrad.serve.engine") == engines
 
 
+@pytest.mark.klog_errors("unbind")  # of a channel that is busy, as its process is killed
 @pytest.mark.parametrize("drain", [True, False])
 def test_a_close_finishes_what_is_there_or_ends_it(path: Path, run: Any, drain: bool) -> None:
     def fds() -> int:

@@ -155,6 +155,7 @@ def test_ollamas_clients_have_models_loaded_and_unloaded(server: Server) -> None
     assert post("none").json()["error"].startswith("there is no /api/none here")
 
 
+@pytest.mark.klog_errors("unbind")  # of a channel that is busy, as its process is killed
 @pytest.mark.parametrize("word", ["tegrad.serve.engine", pytest.param("tegrad.orin", marks=pytest.mark.long)])
 def test_without_engine_or_board_a_stream_ends_with_an_error_and_the_next_request_is_served(
     paths: dict[str, Path], tmp_path: Path, word: str
@@ -184,6 +185,7 @@ def test_a_signal_lets_finish_what_runs_and_takes_no_more(paths: dict[str, Path]
         until(lambda: not running(server.mark))
 
 
+@pytest.mark.klog_errors("unbind")  # of a channel that is busy, as its process is killed
 def test_what_does_not_finish_in_time_is_ended(paths: dict[str, Path], tmp_path: Path) -> None:
     with serving(tmp_path / "log", str(paths["a"]), "--grace", "1") as server:
         stream = Background(server)
@@ -195,6 +197,7 @@ def test_what_does_not_finish_in_time_is_ended(paths: dict[str, Path], tmp_path:
         assert "[DONE]" not in stream.events
 
 
+@pytest.mark.klog_errors("unbind")  # of a channel that is busy, as its process is killed
 @pytest.mark.parametrize(
     "ends",
     [(signal.SIGTERM, signal.SIGTERM), pytest.param((signal.SIGINT,) * 2, marks=pytest.mark.long), (signal.SIGKILL,)],
