@@ -1,9 +1,10 @@
 """Every family of models on a GPU: `python tests/hardware/families.py [FILE.json]`, beside a GPU of our kernels.
 
-A small random model of each shape of tests/llm/tiny_llama.py, in halves and in a packed format, and of rows that are odd
-multiples of 32, in every format of blocks of 32, goes through steps of many launches, steps of one launch, a prompt in chunks and a batch. Each row has the root mean square and the largest
-distance of the logits from the float32 reference, over the reference's standard deviation; where a way refuses the
-model, what it says. Exit code 1 where a distance is beyond its limit.
+A small random model of each shape of tests/llm/tiny_llama.py, in halves and in a packed format, and two whose rows are
+odd multiples of 32, in each format of blocks of 32, go through steps of many launches, steps of one launch, a prompt in
+chunks and a batch. Each row has the root mean square and the largest distance of the logits from the float32 reference,
+over the reference's standard deviation; where a way refuses the model, what it says. Exit code 1 where a distance is
+beyond its limit.
 """
 
 from __future__ import annotations
