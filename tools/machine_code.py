@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -68,20 +70,25 @@ def masked(row: Row) -> Row:
     return {key: value for key, value in row.items() if key != "name"}
 
 
-def gathered(names: tuple[str, ...]) -> dict[str, list[Row]]:
-    """The rows of every plan, by "chip model plan"."""
+def of_model(chip: str, name: str) -> dict[str, list[Row]]:
+    """The rows of every plan of a model, by "chip model plan"."""
     found = {}
-    for chip in CHOSEN:
-        for name in names:
-            for plan in plans.plans_of(CHIPS[chip].arch):
-                place = f"{chip} {name} {plan}"
-                try:
-                    found[place] = kernels(chip, name, plan)
-                except UnsupportedModelError as refused:  # floats have no prompts and batches
-                    print(f"{place}: {refused}", file=sys.stderr)
-                else:
-                    print(f"{place}: {len(found[place])} kernels", file=sys.stderr, flush=True)
+    for plan in plans.plans_of(CHIPS[chip].arch):
+        place = f"{chip} {name} {plan}"
+        try:
+            found[place] = kernels(chip, name, plan)
+        except UnsupportedModelError as refused:  # floats have no prompts and batches
+            print(f"{place}: {refused}", file=sys.stderr)
+        else:
+            print(f"{place}: {len(found[place])} kernels", file=sys.stderr, flush=True)
     return found
+
+
+def gathered(names: tuple[str, ...]) -> dict[str, list[Row]]:
+    """The rows of all models; each is compiled for each chip in a process."""
+    chips, models = zip(*itertools.product(CHOSEN, names), strict=True)
+    with ProcessPoolExecutor() as pool:
+        return {place: rows for found in pool.map(of_model, chips, models) for place, rows in found.items()}
 
 
 def differences(before: dict[str, list[Row]], after: dict[str, list[Row]]) -> Iterator[str]:
