@@ -47,14 +47,14 @@ def profile(
         typer.Option(parser=located, metavar="MODEL", show_default=False, help="A GGUF file or a name."),
     ] = None,
     tokens: Annotated[int, typer.Option("-n", min=1, metavar="N", help="Tokens to measure.")] = 3,
-    depth: Annotated[int, typer.Option(min=0, metavar="N", help="Positions before them.")] = 0,
+    depth: Annotated[int, typer.Option(min=0, metavar="N", help="Tokens in the cache before them.")] = 0,
     context: options.Context = None,
     plan: Annotated[
-        Plan | None, typer.Option(metavar="many|one", show_default=False, help="Launches; as the engine chooses.")
+        Plan | None, typer.Option(metavar="many|one", show_default=False, help="A token in many launches or one.")
     ] = None,
     layers: Annotated[bool, typer.Option("--layers", help="A table by layer, too.")] = False,
     peak: Annotated[
-        float | None, typer.Option(metavar="GB/s", show_default=False, help="Of the memory; the chip's.")
+        float | None, typer.Option(metavar="GB/s", show_default=False, help="Memory's peak; the chip's.")
     ] = None,
     gpu: options.Gpu = None,
     as_json: Annotated[bool, typer.Option("--json", help="The tables as one JSON object.")] = False,
@@ -82,7 +82,7 @@ def profile(
 def _check(out: Path, program: bool) -> None:
     """A usage error for a file that cannot be written."""
     if program and out.suffix == SVG:
-        raise typer.BadParameter("a picture is one of a token: give a name that ends in .json", param_hint="-o")
+        raise typer.BadParameter("a picture shows a model's token: give a name that ends in .json", param_hint="-o")
     try:
         out.touch()
     except OSError as error:
@@ -93,6 +93,10 @@ def _token(
     path: Path, tokens: int, depth: int, context: int | None, plan: Plan | None, layers: bool, peak: float | None
 ) -> Made:
     """Tokens of a model."""
+    from tegrad.llm.gguf import Gguf
+
+    with Gguf.open(path):  # a wrong file is refused before a device is opened, which takes seconds
+        pass
     choose_device()
     from tegrad.bench import one_token
     from tegrad.llm.device import open_device

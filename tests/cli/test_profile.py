@@ -149,8 +149,15 @@ def test_what_our_kernels_do_not_run_is_refused_with_the_way_on(tmp_path: Path) 
     assert done.stderr.endswith(f"profile a run of it: tegrad profile -- tegrad run {path}\n")
 
 
+def test_a_model_that_is_not_there_is_refused_before_a_device_is_opened() -> None:
+    done = profile("--model", "none.gguf", TEGRAD_BOARD="no-such-board")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "none.gguf" in done.stderr
+    assert "no-such-board" not in done.stderr
+
+
 @pytest.mark.parametrize(
-    ("name", "why"), [("t.svg", "a picture is one of a token"), ("none/t.json", "cannot write none/t.json")]
+    ("name", "why"), [("t.svg", "a picture shows a model's token"), ("none/t.json", "cannot write none/t.json")]
 )
 def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(name: str, why: str) -> None:
     done = profile("-o", name, "--", sys.executable, "-c", "print(1)")
