@@ -25,6 +25,7 @@ AARCH64 ?= .aarch64
 $(VENV)/.run: pyproject.toml
 	@$(BIN)/python -c '$(NEW_ENOUGH)' 2>/dev/null || \
 		{ python="$(PYTHON)"; "$$python" tegrad/_python.py && "$$python" -m venv --clear $(VENV); }
+	@echo "Installing what tegrad needs into $(VENV): once, some minutes, without a word"
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[board,compilers,chat,hub,serve]'
 	touch $@
 
