@@ -50,6 +50,40 @@ def test_a_request_is_named_in_every_form_of_a_line(
     assert (call.pid, call.start, call.seconds) == (pid, start, seconds)
 
 
+OPENED = f'7  openat(AT_FDCWD</w>, "{CTRL}", O_RDWR|O_CLOEXEC) = 3<{CTRL}>'
+HEXED = "".join(f"\\x{ord(letter):02x}" for letter in CTRL)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f'7  openat(AT_FDCWD</w>, "{CTRL}", O_RDWR|O_CLOEXEC) = 3<{CTRL}<char 505:1>>',  # -yy
+        f'7  openat(-100 /* AT_FDCWD */</w>, "{CTRL}", 0x80002 /* O_RDWR|O_CLOEXEC */) = 3<{CTRL}>',  # -X verbose
+        f'7  openat(AT_FDCWD<\\x2f\\x77>, "{HEXED}", O_RDWR|O_CLOEXEC) = 3<{HEXED}>',  # -xx
+        OPENED.replace("openat", "[00007f85b871bd6b] openat"),  # -i
+        OPENED.replace("openat", "[ 257] openat"),  # -n
+        OPENED.replace("7 ", "7<python> "),  # -Y
+        OPENED.replace("7  ", "[pid     7<python>] "),
+        OPENED.replace("openat", "    0.000193 openat"),  # -r
+    ],
+)
+def test_a_file_is_named_whatever_else_strace_was_asked_for(line: str) -> None:
+    (opened, call) = read(line, "7  ioctl(3, 0xc0404708, 0x7ffe10) = 0")
+    assert (opened.name, opened.pid, opened.fds) == ("open", 7, {3: "ctrl"})
+    assert opened.arguments == {"path": CTRL, "flags": 0x80002}
+    assert (call.name, call.fds) == (ALLOC_AS, {3: "ctrl"})
+
+
+def test_a_request_is_read_beside_its_name() -> None:
+    line = f"ioctl(3<{CTRL}<char 505:1>>, 0xc0404708 /* _IOC(_IOC_READ|_IOC_WRITE, 0x47, 0x8, 0x40) */, 0x7ffe10) = 0"
+    assert [call.name for call in read(line)] == [ALLOC_AS]
+    assert [call.name for call in read(f"     0.000193 {SPLIT}")] == [ALLOC_AS]  # -r without -f
+
+
+def test_a_terminal_is_none_of_ours_where_its_path_is_not_told() -> None:
+    assert not told("ioctl(0, SNDCTL_TMR_STOP or TCSETSW, {B38400 opost isig icanon echo ...}) = 0")
+
+
 def test_a_failed_call_has_its_errno() -> None:
     line = f"ioctl(3<{CTRL}>, _IOC(_IOC_READ|_IOC_WRITE, 0x47, 0x8, 0x40), NULL) = -1 EFAULT (Bad address)"
     assert told(line) == ["GPU_ALLOC_AS(fd=3<ctrl>) = EFAULT"]

@@ -11,10 +11,13 @@ from tegrad.diag.trace.raw import DMA_BUF_SYNC, Raw
 from tegrad.uapi import kernel
 
 LINE = re.compile(
-    r"(?:\[pid +(?P<pid>\d+)\] |(?P<alone>\d+) +)?"
-    r"(?:(?P<clock>\d+:\d\d:\d\d(?:\.\d+)?) |(?P<epoch>\d+\.\d+) )?(?P<rest>.*)"
+    r"(?:\[pid +(?P<pid>\d+)(?:<[^>]*>)?\] |(?P<alone>\d+)(?:<[^>]*>)? +)?"
+    r"(?:(?P<clock>\d+:\d\d:\d\d(?:\.\d+)?) | *(?P<epoch>\d+\.\d+) )?(?:\[[ \da-f]+\] )*(?P<rest>.*)"
 )
-"""Process (`-f`; without it there is none), time of day (`-t`, `-tt`) or since 1970 (`-ttt`), and the call."""
+"""Process (`-f`; without it there is none; `-Y` names it), time of day (`-t`, `-tt`), since 1970 (`-ttt`) or the last
+call (`-r`), numbers (`-i`, `-n`), and the call."""
+NOTE = re.compile(r"<(?:char|block) \d+:\d+>(?=>)| /\* .*? \*/")
+"""What `-yy` adds to a file, and `-X verbose` to a number."""
 CALL = re.compile(r"(\w+)\((.*)\) += (\?|-?\w+)(?:<[^>]*>)?(?: (E[A-Z0-9]+) \(.*?\))?(?: +<([\d.]+)>)?$")
 """Name, arguments, result, errno, seconds (`-T`)."""
 RESULT = re.compile(r"= (\d+)<([^>]*)>")
@@ -47,7 +50,7 @@ class Log:
 
     def raw(self, line: str) -> Raw | None:
         """The call that ends with this line; None for any other line."""
-        found = LINE.match(line.rstrip("\n"))
+        found = LINE.match(NOTE.sub("", line.rstrip("\n")))
         assert found is not None
         pid = int(found["pid"] or found["alone"] or 0)
         start, rest = _time(found["clock"], found["epoch"]), found["rest"]
@@ -66,10 +69,10 @@ class Log:
 
 def _raw(pid: int, start: float, made: re.Match[str], rest: str) -> Raw | None:
     name, text, result, error, seconds = made.groups()
-    paths = {int(fd): path for fd, path in FD.findall(text)}
+    paths = {int(fd): _file(path) for fd, path in FD.findall(text)}
     words = SPLIT.split(FD.sub(r"\1", text))
     if name in ("openat", "open") and (opened := RESULT.search(rest)):
-        paths[int(opened[1])] = opened[2]
+        paths[int(opened[1])] = _file(opened[2])
     value = None if error or result == "?" else int(result, 0)
     raw = Raw(name, pid, pid, start, float(seconds or 0), {}, value, error or "", paths=paths)
     with suppress(ValueError, IndexError):
@@ -88,8 +91,8 @@ def _ioctl(raw: Raw, words: list[str]) -> Raw:
     if len(words) > 2 and words[2].startswith('"'):
         raw.before, whole = _string(words[2])
         raw.before = raw.before if whole else b""
-    elif len(words) > 2 and not words[2].startswith(("{", "[")):  # what strace takes apart is another driver's
-        raw.value = _number(words[2])
+    elif len(words) > 2:
+        raw.value = _number(words[2])  # ValueError: what strace takes apart ({...}, [...]) is another driver's
     return raw
 
 
@@ -142,6 +145,10 @@ def _flags(word: str, module: Any) -> int:
     for name in word.split("|"):
         value |= int(name, 0) if name[:1].isdigit() else getattr(module, name, 0)
     return value
+
+
+def _file(path: str) -> str:
+    return _string(f'"{path}"')[0].decode(errors="replace")
 
 
 def _string(word: str) -> tuple[bytes, bool]:
