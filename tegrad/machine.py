@@ -93,7 +93,8 @@ def temperatures(root: Path = ROOT) -> Iterator[tuple[str, float]]:
 
 
 def cooling(root: Path = ROOT) -> Iterator[tuple[str, int]]:
-    """The state of each cooling device; a fan's is its speed, any other's tells above 0 that it throttles."""
+    """The state of each cooling device; a fan's is its speed, hot-surface-alert's that a hand should keep off,
+    any other's tells above 0 that it throttles."""
     for device in sorted((root / "sys/class/thermal").glob("cooling_device*")):
         if (state := number(device / "cur_state")) is not None:
             kind = text(device / "type").strip()

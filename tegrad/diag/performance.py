@@ -18,8 +18,8 @@ from tegrad.uapi.releases import tegra
 FULL: Final = re.compile(r"POWER_MODEL\s+ID=(\d+)\s+NAME=(MAXN\w*)")
 """Modes without a limit: MAXN, and on Orin Nano and NX since JetPack 6.1 MAXN_SUPER."""
 LOW_MEMORY: Final = 2 << 30
-COOL: Final = "fan"
-"""A cooling device whose type has this turns; it throttles nothing."""
+COOL: Final = ("fan", "hot-surface-alert")
+"""Cooling devices whose type has this throttle nothing: what turns, and what tells from 70 degrees on not to touch."""
 
 
 def power(root: Path) -> Iterator[Finding]:
@@ -72,7 +72,7 @@ def heat(root: Path) -> Iterator[Finding]:
         return
     hottest = max(zones, key=zones.__getitem__)
     detail = f"{hottest} at {zones[hottest]:.0f} degrees Celsius"
-    busy = [name for name, state in machine.cooling(root) if state > 0 and COOL not in name]
+    busy = [name for name, state in machine.cooling(root) if state > 0 and not any(cool in name for cool in COOL)]
     if busy:
         remedy = "cool the module (fan, heat sink, airflow), or choose a lower power mode"
         yield Finding("heat", "warn", f"{detail}; throttled by {', '.join(busy)}", remedy)

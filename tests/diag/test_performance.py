@@ -42,6 +42,8 @@ JETSON = {
     f"{THERMAL}/cooling_device0/cur_state": "3",
     f"{THERMAL}/cooling_device1/type": "gpu-throttle-alert",
     f"{THERMAL}/cooling_device1/cur_state": "0",
+    f"{THERMAL}/cooling_device2/type": "hot-surface-alert",
+    f"{THERMAL}/cooling_device2/cur_state": "0",
     "sys/class/hwmon/hwmon4/oc1_event_cnt": "0",
     "sys/class/hwmon/hwmon4/oc3_event_cnt": "0",
 }
@@ -91,6 +93,14 @@ def test_a_gpu_clock_that_is_kept_down_is_a_warning_and_one_that_idles_is_not(tm
 def test_without_root_the_memorys_clock_is_not_known_and_the_command_is_told(tmp_path: Path) -> None:
     found = told(tmp_path, {f"{EMC}/rate": None})
     assert f"sudo cat /{machine.EMC}/rate" in found["emc clock"].detail
+
+
+def test_a_surface_too_hot_to_touch_throttles_nothing(tmp_path: Path) -> None:
+    found = told(tmp_path, {f"{THERMAL}/thermal_zone1/temp": "74000", f"{THERMAL}/cooling_device2/cur_state": "1"})
+    assert (found["heat"].state, found["heat"].detail) == (
+        "ok",
+        "gpu-thermal at 74 degrees Celsius; nothing throttles",
+    )
 
 
 def test_throttling_by_heat_and_by_the_supply_is_told(tmp_path: Path) -> None:
