@@ -46,7 +46,7 @@ class Case:
         """As llama-bench calls it: pp512, tg128 @ d4096; tg128 x 8 for eight sequences together."""
         if not self.tokens:
             return LOAD
-        name = f"pp{self.prompt}" if self.prompt else f"tg{self.generated}"
+        name = "+".join(f"{what}{count}" for what, count in (("pp", self.prompt), ("tg", self.generated)) if count)
         name += f" x {self.sequences}" if self.sequences > 1 else ""
         return name + (f" @ d{self.depth}" if self.depth else "")
 

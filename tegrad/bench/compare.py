@@ -71,9 +71,13 @@ def _of_file(path: Path) -> Iterator[tuple[str, Measured]]:
         record = Record.load(path)
         yield record.id, Measured(tuple(record.ours.samples), record.unit, record.larger_is_better)
         return
+    names: set[str] = set()
     for row in whole:
         try:
-            yield _named(row), _of_row(row)
+            if (name := _named(row)) in names:
+                raise RecordError(f"{path}: {name} is there twice: give a file with one run of each test")
+            names.add(name)
+            yield name, _of_row(row)
         except (KeyError, TypeError) as error:
             raise RecordError(
                 f"{path}: a row lacks {error}: it is none of `tegrad bench model`, nor of llama-bench"

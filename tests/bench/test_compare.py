@@ -102,6 +102,20 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
         compare.compare(one, {"x": Measured((1.0,), "ms")})
 
 
+def test_a_prompt_with_tokens_after_it_is_a_test_of_its_own_and_rows_alike_are_refused(tmp_path: Path) -> None:
+    """What `llama-bench -p 512 -n 128 -pg 512,128` and `llama-bench -t 4,8` print."""
+    about = {"model_type": "m", "backends": "CUDA", "n_depth": 0}
+    tests = [(512, 0, 100.0), (0, 128, 10.0), (512, 128, 40.0)]
+    found = [{**about, "n_prompt": p, "n_gen": n, "samples_ts": [speed]} for p, n, speed in tests]
+    (tmp_path / "rows").write_text(json.dumps(found))
+    assert {name: one.samples for name, one in compare.read(tmp_path / "rows").items()} == {
+        "m pp512 (CUDA)": (100.0,), "m tg128 (CUDA)": (10.0,), "m pp512+tg128 (CUDA)": (40.0,),
+    }  # fmt: skip
+    (tmp_path / "rows").write_text(json.dumps([found[0] | {"n_threads": count} for count in (4, 8)]))
+    with pytest.raises(RecordError, match=r"m pp512 \(CUDA\) is there twice"):
+        compare.read(tmp_path / "rows")
+
+
 def test_json_lines_are_read_and_a_load_is_a_time(tmp_path: Path) -> None:
     load = {"model_type": "m", "backends": "tegrad", "test": "load", "samples_ns": [2_000_000_000]}
     speed = {"model_type": "m", "backends": "tegrad", "test": "pp8", "samples_ts": [5.0]}
