@@ -53,17 +53,15 @@ def program(name: str) -> Path:
 
 def run(name: str, arguments: Sequence[str], build: str = "") -> str:
     """What a program prints, with the libraries of another `build` first; RecordError with its last words where it
-    fails."""
+    fails, or where it takes too long."""
     path = program(name)
-    command = [str(path), *arguments]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LLAMA_TIMEOUT_S,
-        env=environment(path, build),
-    )
+    command, surroundings = [str(path), *arguments], environment(path, build)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=LLAMA_TIMEOUT_S, env=surroundings
+        )
+    except subprocess.TimeoutExpired:
+        raise RecordError(f"{name} {shlex.join(arguments)} did not end within {LLAMA_TIMEOUT_S} s") from None
     if done.returncode:
         raise RecordError(f"{name} {shlex.join(arguments)} ended with {done.returncode}: {done.stderr.strip()[-400:]}")
     return done.stdout

@@ -72,6 +72,13 @@ def test_the_first_token_is_timed_as_a_process(programs: Path) -> None:
     assert all(seconds > 0 for seconds in side.samples)
 
 
+def test_a_program_that_takes_too_long_is_named(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "LLAMA_TIMEOUT_S", 0.2)
+    (programs.parent / "llama-bench").write_text("#!/bin/sh\nexec sleep 60\n")
+    with pytest.raises(RecordError, match=r"llama-bench .*-d 4096 .* did not end within 0.2 s"):
+        peers.decode(Path("some.gguf"), depth=4096)
+
+
 def test_a_program_that_fails_is_named_with_its_last_words(programs: Path) -> None:
     (programs.parent / "llama-bench").write_text("#!/bin/sh\necho no such model >&2\nexit 3\n")
     with pytest.raises(RecordError, match=r"llama-bench .* ended with 3: no such model"):
