@@ -119,6 +119,15 @@ def test_without_a_board_calls_go_to_this_machine(tmp_path: Path) -> None:
     assert [call.error for call in found if call.name == "open"] == ["ENOENT"]
 
 
+def test_without_a_board_a_node_opened_as_a_stream_is_seen(tmp_path: Path) -> None:
+    opens = 'import ctypes; ctypes.CDLL(None).fopen(b"/dev/nvhost-none", b"r+")'
+    done, found = trace(tmp_path / "calls", sys.executable, "-c", opens)
+    assert done.returncode == 0, done.stderr
+    assert [(call.name, call.arguments, call.error) for call in found] == [
+        ("open", {"path": "/dev/nvhost-none", "flags": os.O_RDWR}, "ENOENT")
+    ]
+
+
 def test_a_program_that_cannot_take_the_library_says_why() -> None:
     line = [sys.executable, "-m", "tegrad", "trace", "--preload", "no-such-program"]
     done = subprocess.run(line, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)

@@ -150,9 +150,11 @@ static int opened(const char *path, int flags, int *fd) {
   PUBLIC FILE *name(const char *path, const char *mode) {                            \
     int fd, flags = strchr(mode, '+') ? O_RDWR : *mode == 'r' ? O_RDONLY : O_WRONLY; \
     uint64_t start = trace_start();                                                  \
-    if (!opened(path, flags | (strchr(mode, 'e') ? O_CLOEXEC : 0), &fd))             \
-      return NEXT(name, FILE *, const char *, const char *)(path, mode);             \
-    return trace_open(start, path, flags, fd) < 0 ? NULL : fdopen(fd, mode);         \
+    if (opened(path, flags | (strchr(mode, 'e') ? O_CLOEXEC : 0), &fd))              \
+      return trace_open(start, path, flags, fd) < 0 ? NULL : fdopen(fd, mode);       \
+    FILE *file = NEXT(name, FILE *, const char *, const char *)(path, mode);         \
+    trace_open(start, path, flags, file ? fileno(file) : -1);                        \
+    return file;                                                                     \
   }
 OPEN(open)
 OPEN(open64)
