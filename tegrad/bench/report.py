@@ -120,18 +120,22 @@ def of_rows(paths: Sequence[Path]) -> Page:
         raise RecordError("these are no rows: take some by `tegrad bench model MODEL -o json`")
     on = (rows + records)[0].get("machine") or {}
     about = ", ".join(f"{name} {value}" for name, value in on.items() if value and not isinstance(value, dict))
-    page = Page("tegrad: rows", about, ("what", "by", "test", "result", "deviation, or range"))
+    about += ". ppN is a prompt of N tokens, tgN an answer of N; @ dN: after N others; x N: in N sequences at once."
+    page = Page("tegrad: one run", about, ("what", "by", "test", "result", "deviation, or range"))
     for row in rows:
         load, unit = test_of(row) == LOAD, "ns" if test_of(row) == LOAD else "ts"
         scale, name = (1e-9, "s") if load else (1.0, "tok/s")
-        values = [f"{scale * row[f'{kind}_{unit}']:.4g}" for kind in ("avg", "stddev")]
+        values = [_short(scale * row[f"{kind}_{unit}"]) for kind in ("avg", "stddev")]
         page.rows.append((_model(row), row["backends"], test_of(row), f"{values[0]} {name}", values[1]))
     page.plots = list(_speeds([row for row in rows if test_of(row) != LOAD]))
     for record in records:
         for row in record["rows"]:
             for side, name in (("ours", "tinygrad, NV"), ("peer", record["peer"])):
                 rounds = row[side]["median"]
-                cells = (f"{statistics.median(rounds):.4g} {row['unit']}", f"{min(rounds):.4g} to {max(rounds):.4g}")
+                cells = (
+                    f"{_short(statistics.median(rounds))} {row['unit']}",
+                    f"{_short(min(rounds))} to {_short(max(rounds))}",
+                )
                 page.rows.append(("operation", name, row["row"], *cells))
         page.plots += _ratios(record)
     return page
@@ -143,7 +147,8 @@ def _model(row: Mapping[str, Any]) -> str:
 
 
 def _short(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+    """Four digits, or all in front of the point."""
+    return "" if value is None else f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
 
 
 # ---- plots
@@ -232,22 +237,28 @@ def _histograms(records: Mapping[str, Record]) -> Iterator[Plot]:
 
 
 def _speeds(rows: Sequence[Mapping[str, Any]]) -> Iterator[Plot]:
-    """A group of bars for each model: its tests, by backend."""
+    """A group of bars for each model: its tests, by backend; prompts apart, which are many times as fast as answers."""
     for model in dict.fromkeys(map(_model, rows)):
-        own = [row for row in rows if _model(row) == model]
-        tests, backends = (list(dict.fromkeys(map(key, own))) for key in (test_of, lambda row: row["backends"]))
-        figure = _figure(0.8 + 0.35 * len(tests) * len(backends))
-        axes = figure.subplots()
-        height = 0.8 / len(backends)
-        for at, (backend, color) in enumerate(zip(backends, (OURS, PEER, "#7f9172", "#a44a3f") * len(backends))):  # noqa: B905
-            there = [row for row in own if row["backends"] == backend]
-            places = [tests.index(test_of(row)) + (at - (len(backends) - 1) / 2) * height for row in there]
-            speeds, spread = ([row[name] for row in there] for name in ("avg_ts", "stddev_ts"))
-            bars = axes.barh(places, speeds, height, xerr=spread, color=color, label=backend)
-            axes.bar_label(bars, [f"{speed:.4g}" for speed in speeds], padding=4)
-        axes.set_yticks(range(len(tests)), tests)
-        axes.invert_yaxis()
-        axes.margins(x=0.15)
-        axes.set_xlabel("tokens per second")
-        axes.legend()
-        yield _plot(figure, f"{model}: tokens per second of each test.")
+        for kind in ("prompts", "answers"):
+            own = [row for row in rows if _model(row) == model and test_of(row).startswith("pp") == (kind == "prompts")]
+            if own:
+                yield _plot(_bars(own), f"{model}: tokens per second of {kind}.")
+
+
+def _bars(own: Sequence[Mapping[str, Any]]) -> Figure:
+    tests, backends = (list(dict.fromkeys(map(key, own))) for key in (test_of, lambda row: row["backends"]))
+    figure = _figure(0.8 + 0.35 * len(tests) * len(backends))
+    axes = figure.subplots()
+    height = 0.8 / len(backends)
+    for at, (backend, color) in enumerate(zip(backends, (OURS, PEER, "#7f9172", "#a44a3f") * len(backends))):  # noqa: B905
+        there = [row for row in own if row["backends"] == backend]
+        places = [tests.index(test_of(row)) + (at - (len(backends) - 1) / 2) * height for row in there]
+        speeds, spread = ([row[name] for row in there] for name in ("avg_ts", "stddev_ts"))
+        bars = axes.barh(places, speeds, height, xerr=spread, color=color, label=backend)
+        axes.bar_label(bars, [_short(speed) for speed in speeds], padding=4)
+    axes.set_yticks(range(len(tests)), tests)
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    axes.set_xlabel("tokens per second")
+    axes.legend()
+    return figure

@@ -55,7 +55,7 @@ def test_a_model_is_measured_beside_llama_bench(tmp_path: Path) -> None:
     )
     (tmp_path / "rows.json").write_text(done.stdout)
     page = report.of_rows([tmp_path / "rows.json"]).html()
-    assert page.count("<svg") == 1
+    assert page.count("<svg") == 2  # prompts and answers
     assert "pp8 @ d16" in page
 
 
