@@ -74,6 +74,6 @@ PROGRAM = "import tegrad.__main__ as m; m.entry()"
 def refused(*arguments: str, program: str = PROGRAM) -> tuple[int, str]:
     """The exit code of a server that does not start, and what it says at last."""
     command = [sys.executable, "-c", f"import sys; {program}", "serve", "--log", "off", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patience(60), check=False)
     assert "Traceback" not in done.stderr
     return done.returncode, done.stderr.splitlines()[-1]
