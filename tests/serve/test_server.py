@@ -221,7 +221,7 @@ def test_it_is_alive_and_not_ready_while_the_first_model_loads(paths: dict[str, 
         port = free.getsockname()[1]
     with serving(tmp_path / "log", str(paths["a"]), "--port", str(port), ready=False) as server:
         url, seen = f"http://127.0.0.1:{port}", []
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patience(60)
         while (not seen or seen[-1] != (200, 200)) and time.monotonic() < deadline:
             try:
                 seen.append(tuple(httpx.get(f"{url}/{path}").status_code for path in ("health", "ready")))
