@@ -208,9 +208,10 @@ def _peer(gpu: bool) -> tuple[Any, str]:
     """What opens llama.cpp beside a GPU or an emulated board, and that in words; RecordError if none is here."""
     for package, module, words in PEERS[not gpu :]:
         try:
-            return import_module(f"tegrad.bench.{module}").peer, words.format(version(package))
-        except (PackageNotFoundError, ModuleNotFoundError):
+            how = words.format(version(package))
+        except PackageNotFoundError:
             continue
+        return import_module(f"tegrad.bench.{module}").peer, how
     raise RecordError("llama.cpp is missing: pip install cyllama")
 
 
