@@ -85,10 +85,10 @@ def of_model(chip: str, name: str) -> dict[str, list[Row]]:
 
 
 def gathered(names: tuple[str, ...]) -> dict[str, list[Row]]:
-    """The rows of all models; each is compiled for each chip in a process."""
-    chips, models = zip(*itertools.product(CHOSEN, names), strict=True)
+    """The rows of all models, compiled in as many processes as there are cores."""
+    pairs = itertools.product(CHOSEN, names)
     with ProcessPoolExecutor() as pool:
-        return {place: rows for found in pool.map(of_model, chips, models) for place, rows in found.items()}
+        return {place: rows for found in pool.map(of_model, *zip(*pairs, strict=True)) for place, rows in found.items()}
 
 
 def differences(before: dict[str, list[Row]], after: dict[str, list[Row]]) -> Iterator[str]:

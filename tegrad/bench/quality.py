@@ -29,6 +29,7 @@ from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.quality import Agreement, agreement
 from tegrad.llm.reference import Reference
 from tegrad.llm.tokenizer import Tokenizer
+from tegrad.nv.kernel import emulated
 
 Logits: TypeAlias = NDArray[np.floating[Any]]
 Scored: TypeAlias = tuple[Sequence[int], Logits]
@@ -167,7 +168,7 @@ def compare(case: str, engines: Iterable[str], device: str, where: str, count: i
 
     An engine that refuses the model has none. Raises RecordError without llama.cpp, ModelNameError.
     """
-    peer, how = _peer("emulated" not in where)
+    peer, how = _peer(gpu=not emulated())
     with tempfile.TemporaryDirectory() as folder:
         path = _file(case, Path(folder))
         tokens = _tokens(case, path, count)
