@@ -27,9 +27,9 @@ def _silent(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
 
 
 class Peer:
-    """A model in llama.cpp, all of it on the GPU: logits of every position, by steps of one token."""
+    """A model in llama.cpp, all of it on the GPU: logits of every position, so many tokens at once."""
 
-    def __init__(self, path: Path, context: int, keys: int, values: int) -> None:
+    def __init__(self, path: Path, context: int, keys: int, values: int, at_once: int) -> None:
         params = lib.llama_model_default_params()
         params.n_gpu_layers = 999
         self.model: Any = lib.llama_model_load_from_file(str(path).encode(), params)
@@ -38,7 +38,7 @@ class Peer:
         self._size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model)))
         self._params = lib.llama_context_default_params()
         self._params.n_ctx = self._params.n_batch = context
-        self._params.n_ubatch = 1
+        self._params.n_ubatch = at_once
         self._params.type_k, self._params.type_v, self._params.flash_attn_type = keys, values, ON
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
@@ -61,15 +61,18 @@ class Peer:
 
 
 @contextmanager
-def peer(path: Path, context: int, keys: int, values: int) -> Iterator[Peer]:
-    """A model in llama.cpp on the GPU, freed at the end; RecordError if the library was built without CUDA."""
+def peer(path: Path, context: int, keys: int, values: int, at_once: int) -> Iterator[Peer]:
+    """A model in llama.cpp on the GPU, freed at the end; RecordError if the library was built without CUDA.
+
+    With 1 `at_once` it takes a text by steps, with more by prompts, which other kernels compute.
+    """
     lib.llama_log_set(_silent, ctypes.c_void_p(0))
     lib.llama_backend_init()
     if not lib.llama_supports_gpu_offload():
         raise RecordError(
             "llama-cpp-python is built without CUDA: CMAKE_ARGS=-DGGML_CUDA=on pip install llama-cpp-python"
         )
-    opened = Peer(path, context, keys, values)
+    opened = Peer(path, context, keys, values, at_once)
     try:
         yield opened
     finally:

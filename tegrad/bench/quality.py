@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -152,6 +152,10 @@ ENGINES: Final[Mapping[str, Engine]] = {
 }
 Q8_CACHE: Final = frozenset({"decode-q8", "persistent-q8"})
 """Engines with a packed cache, which llama.cpp then has too."""
+PROMPTS: Final = frozenset({"prefill"})
+"""Engines for many tokens: beside them llama.cpp on a GPU takes PROMPT_TOKENS at once, beside the others one."""
+PROMPT_TOKENS: Final = 512
+"""llama.cpp's own choice (`-ub`)."""
 
 
 def small(shape: models.ModelShape) -> models.ModelShape:
@@ -168,7 +172,7 @@ def compare(case: str, engines: Iterable[str], device: str, where: str, count: i
 
     An engine that refuses the model has none. Raises RecordError without llama.cpp, ModelNameError.
     """
-    peer, how = _peer(gpu=not emulated())
+    peer = _peer(gpu=not emulated())
     with tempfile.TemporaryDirectory() as folder:
         path = _file(case, Path(folder))
         tokens = _tokens(case, path, count)
@@ -176,12 +180,12 @@ def compare(case: str, engines: Iterable[str], device: str, where: str, count: i
         length = min(count, reference.config.longest)
         texts = [tokens[at : at + length] for at in range(0, count, length)]
         exact = np.concatenate([reference.logits(text) for text in texts])
-        theirs: dict[int, Logits] = {}
+        theirs: dict[tuple[bool, bool], Logits] = {}
         for name in engines:
-            kind = int(GGMLQuantizationType.Q8_0 if name in Q8_CACHE else GGMLQuantizationType.F16)
-            if kind not in theirs:
-                with peer(path, length, keys=kind, values=kind) as opened:
-                    theirs[kind] = np.concatenate([opened.logits(text) for text in texts])
+            alike = name in Q8_CACHE, name in PROMPTS
+            if alike not in theirs:
+                with peer.opened(name, path, length) as opened:
+                    theirs[alike] = np.concatenate([opened.logits(text) for text in texts])
             try:
                 chosen, logits = _scored(ENGINES[name], path, device, texts)
             except UnsupportedModelError:
@@ -191,28 +195,51 @@ def compare(case: str, engines: Iterable[str], device: str, where: str, count: i
                 engine=name,
                 device=where,
                 ours=agreement(logits, exact[chosen]),
-                llama_cpp=agreement(theirs[kind][chosen], exact[chosen]),
-                peer=how,
+                llama_cpp=agreement(theirs[alike][chosen], exact[chosen]),
+                peer=peer.described(name),
                 date=now(),
                 sources=source_digest(),
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Llama:
+    """llama.cpp out of a package, by our module that opens it."""
+
+    package: str
+    module: str
+    words: str
+    by_steps: bool
+    """Whether it takes a token at a time beside engines that do, since its prompts run other kernels."""
+
+    def described(self, engine: str) -> str:
+        """What stands in a record beside an engine of ours."""
+        how = "prompts" if engine in PROMPTS else "steps of one token"
+        return self.words.format(version(self.package)) + (f", {how}" if self.by_steps else "")
+
+    def opened(self, engine: str, path: Path, length: int) -> AbstractContextManager[Any]:
+        """A file in it, for texts of so many tokens, as it runs beside an engine of ours."""
+        more = {"at_once": PROMPT_TOKENS if engine in PROMPTS else 1} if self.by_steps else {}
+        kind = int(GGMLQuantizationType.Q8_0 if engine in Q8_CACHE else GGMLQuantizationType.F16)
+        found: AbstractContextManager[Any] = import_module(f"tegrad.bench.{self.module}").peer(
+            path, length, keys=kind, values=kind, **more
+        )
+        return found
+
+
 PEERS: Final = (
-    ("llama-cpp-python", "gpu_llama", "CUDA llama.cpp (llama-cpp-python {}), flash attention, steps of one token"),
-    ("cyllama", "cpu_llama", "CPU llama.cpp (cyllama {})"),
+    Llama("llama-cpp-python", "gpu_llama", "CUDA llama.cpp (llama-cpp-python {}), flash attention", by_steps=True),
+    Llama("cyllama", "cpu_llama", "CPU llama.cpp (cyllama {})", by_steps=False),
 )
-"""Package, our module for it, and words: the first that is installed; the first of all only beside a GPU."""
+"""The first that is installed is the peer; the first of all only beside a GPU."""
 
 
-def _peer(gpu: bool) -> tuple[Any, str]:
-    """What opens llama.cpp beside a GPU or an emulated board, and that in words; RecordError if none is here."""
-    for package, module, words in PEERS[not gpu :]:
-        try:
-            how = words.format(version(package))
-        except PackageNotFoundError:
-            continue
-        return import_module(f"tegrad.bench.{module}").peer, how
+def _peer(gpu: bool) -> Llama:
+    """llama.cpp beside a GPU or an emulated board; RecordError if none is here."""
+    for peer in PEERS[not gpu :]:
+        with suppress(PackageNotFoundError):
+            version(peer.package)
+            return peer
     raise RecordError("llama.cpp is missing: pip install cyllama")
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,20 +91,39 @@ def test_a_board_has_the_cpus_llama_cpp_for_a_peer_even_where_a_gpus_is(monkeypa
             raise PackageNotFoundError
         return "1.2"
 
-    monkeypatch.setitem(sys.modules, "tegrad.bench.gpu_llama", SimpleNamespace(peer="gpu's"))
-    monkeypatch.setitem(sys.modules, "tegrad.bench.cpu_llama", SimpleNamespace(peer="cpu's"))
     there = {"llama-cpp-python", "cyllama"}
     monkeypatch.setattr(quality, "version", version)
-    assert quality._peer(gpu=True) == (
-        "gpu's",
-        "CUDA llama.cpp (llama-cpp-python 1.2), flash attention, steps of one token",
+    assert quality._peer(gpu=True).described("decode") == (
+        "CUDA llama.cpp (llama-cpp-python 1.2), flash attention, steps of one token"
     )
-    assert quality._peer(gpu=False) == ("cpu's", "CPU llama.cpp (cyllama 1.2)")
+    assert quality._peer(gpu=False).described("decode") == "CPU llama.cpp (cyllama 1.2)"
     there.remove("llama-cpp-python")
     assert quality._peer(gpu=True) == quality._peer(gpu=False)
     there.clear()
     with pytest.raises(RecordError, match="pip install cyllama"):
         quality._peer(gpu=True)
+
+
+def test_a_gpus_llama_cpp_takes_prompts_beside_our_prompts_and_steps_beside_our_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its prompts run other kernels than its steps, with other roundings."""
+    asked: list[tuple[str, dict[str, int]]] = []
+    for module in ("gpu_llama", "cpu_llama"):
+
+        def peer(path: Path, length: int, *, module: str = module, **how: int) -> object:
+            asked.append((module, how))
+            return nullcontext()
+
+        monkeypatch.setitem(sys.modules, f"tegrad.bench.{module}", SimpleNamespace(peer=peer))
+    for llama in quality.PEERS:
+        for engine in ("prefill", "decode-q8"):
+            llama.opened(engine, Path("file"), 8)
+    halves, packed = {"keys": 1, "values": 1}, {"keys": 8, "values": 8}
+    assert asked == [
+        ("gpu_llama", halves | {"at_once": 512}), ("gpu_llama", packed | {"at_once": 1}),
+        ("cpu_llama", halves), ("cpu_llama", packed),
+    ]  # fmt: skip
 
 
 def test_rows_replace_those_of_the_same_model_engine_and_device(tmp_path: Path) -> None:
