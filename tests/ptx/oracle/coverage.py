@@ -1,7 +1,7 @@
 """Which instruction forms kernels use that the oracle has no row for: `python -m tests.ptx.oracle.coverage`.
 
 Used are those of tests/data/ptx-forms.json: tinygrad's test suite, and tegrad's own kernels, which `--collect` compiles
-anew for every plan and format, on Orin and on Hopper.
+anew for every plan of the models of tools/machine_code.py, on Orin and on Hopper.
 """
 
 import itertools
@@ -9,13 +9,22 @@ import json
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import replace
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
+from tegrad.bench import models, plans
+from tegrad.bench.plans import DryDevice
+from tegrad.hw.chips import CHIPS
+from tegrad.llm.errors import UnsupportedModelError
+from tegrad.nv.cubin import read_ptx
 from tests.ptx.oracle.form import Form
 from tests.ptx.oracle.record import Record
 from tests.ptx.oracle.table import FORMS
 from tests.ptx.oracle.table_used import FUNCTIONS
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "tools"))
+import machine_code
 
 DATA = Path(__file__).parents[2] / "data" / "ptx-forms.json"
 OURS = "tegrad"
@@ -61,22 +70,20 @@ def used() -> set[str]:
 
 
 def collect() -> set[str]:
-    """The opcodes of tegrad's own kernels: every plan of every format, on both chips."""
-    from tegrad.bench import plans
-    from tegrad.bench.models import SHAPES
-    from tegrad.bench.plans import DryDevice, DryProgram
-    from tegrad.hw.chips import CHIPS
-    from tegrad.llm.formats import BF16, F16, PACKED, Q4_K, Q8_0
-    from tegrad.nv.cubin import read_ptx
+    """The opcodes of tegrad's own kernels: every plan of every format and family, on both chips."""
+    pairs = itertools.product(machine_code.CHOSEN, machine_code.MODELS)
+    with ProcessPoolExecutor() as pool:
+        return set().union(*pool.map(_of_model, *zip(*pairs, strict=True)))
 
+
+def _of_model(chip: str, name: str) -> set[str]:
     found: set[str] = set()
-    kinds = [("1b", kind) for kind in (*PACKED, F16, BF16)] + [("8b", Q4_K), ("qwen3-0.6b", Q8_0)]
-    for chip, (shape, kind) in itertools.product((CHIPS["agx-orin-64gb"], CHIPS["gh100"]), kinds):
-        config = replace(SHAPES[shape].config, layers=2, vocab=4096)
-        for plan in plans.plans_of(chip.arch, kind):
-            for launch in plans.launches(plan, config, kind, DryDevice(chip))[1]:
-                assert isinstance(launch.program, DryProgram)
-                section = read_ptx(launch.program.lib)
+    shape, _ = models.parse(name)
+    for plan in plans.plans_of(CHIPS[chip].arch):
+        with suppress(UnsupportedModelError):  # floats have no prompts and batches
+            made = plans.launches(plan, shape.config, models.formats(name), DryDevice(CHIPS[chip]), shape.tied)
+            for lib in {launch.program.lib for launch in made[1]}:
+                section = read_ptx(lib)
                 found |= opcodes(section.ptx) if section else set()
     return found
 
