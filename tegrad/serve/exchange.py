@@ -69,7 +69,8 @@ class Exchange:
 
     async def read(self, kind: Object) -> dict[str, Any]:
         """The body's fields; Failure."""
-        return await self.work(lambda: kind.read(parsed(self._body)))
+        found: dict[str, Any] = await self.work(lambda: kind.read(parsed(self._body)))
+        return found
 
     async def work(self, make: Callable[[], T]) -> T:
         """What is made of the body: in a thread where that is long, so that no other request waits for it."""

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, ClassVar, Final, NoReturn
 
 from tegrad.serve.failures import SHOWN, Failure
 
@@ -17,38 +19,44 @@ LONGEST: Final = 1 << 20
 """Entries of a list that has no bound of its own."""
 
 
-class Kind(Protocol):
+class Kind(ABC):
     """A kind of value."""
+
+    types: ClassVar[tuple[type, ...]] = (object,)
+    """Python's, of which a value has to be; a bool is no number."""
+    __slots__ = ()
 
     def fits(self, value: Any) -> bool:
         """Whether it is of this type, right or wrong."""
-        ...
+        return isinstance(value, self.types) and not (isinstance(value, bool) and int in self.types)
 
-    def read(self, value: Any, at: str) -> Any:
+    def read(self, value: Any, at: str = "") -> Any:
         """The value, checked; Failure."""
-        ...
+        return self.checked(value, at) if self.fits(value) else wrong(value, at, self)
 
+    def checked(self, value: Any, at: str) -> Any:
+        """A value that is of this type; Failure."""
+        return value
+
+    @abstractmethod
     def schema(self) -> dict[str, Any]:
         """As JSON Schema says it."""
-        ...
 
+    @abstractmethod
     def __str__(self) -> str:
         """What an error asks for."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class Text(Kind):
     """A text, one of `choices` if there are any, of at most `most` characters."""
 
     choices: tuple[str, ...] = ()
     most: int | None = None
+    types = (str,)
 
-    def fits(self, value: Any) -> bool:
-        return isinstance(value, str)
-
-    def read(self, value: Any, at: str) -> str:
-        if not isinstance(value, str) or (self.choices and value not in self.choices):
+    def checked(self, value: str, at: str) -> str:
+        if self.choices and value not in self.choices:
             wrong(value, at, self)
         if self.most is not None and len(value) > self.most:
             raise Failure(f"{at} has {len(value)} characters: give at most {self.most}", param=at)
@@ -63,22 +71,19 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class Number(Kind):
     """A number from `low` to `high`. One that is `near` is taken as the nearest of these, without its fraction."""
 
     low: float
     high: float
     whole: bool = False
     near: bool = False
+    types = (int, float)
 
-    def fits(self, value: Any) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-
-    def read(self, value: Any, at: str) -> Any:
-        if self.near and self.fits(value):
+    def checked(self, value: float, at: str) -> float:
+        if self.near:
             value = min(max(self.low, value), self.high)
-            return int(value) if self.whole else float(value)
-        if not self.fits(value) or not self.low <= value <= self.high or (self.whole and value != int(value)):
+        elif not self.low <= value <= self.high or (self.whole and value != int(value)):
             wrong(value, at, self)
         return int(value) if self.whole else float(value)
 
@@ -94,14 +99,10 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
-class Flag:
+class Flag(Kind):
     """true or false."""
 
-    def fits(self, value: Any) -> bool:
-        return isinstance(value, bool)
-
-    def read(self, value: Any, at: str) -> bool:
-        return value if isinstance(value, bool) else wrong(value, at, self)
+    types = (bool,)
 
     def schema(self) -> dict[str, Any]:
         return {"type": "boolean"}
@@ -111,18 +112,16 @@ class Flag:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class Listed(Kind):
     """A list of values of one kind."""
 
     item: Kind
     least: int = 0
     most: int = LONGEST
+    types = (list,)
 
-    def fits(self, value: Any) -> bool:
-        return isinstance(value, list)
-
-    def read(self, value: Any, at: str) -> list[Any]:
-        if not isinstance(value, list) or len(value) < self.least:
+    def checked(self, value: list[Any], at: str) -> list[Any]:
+        if len(value) < self.least:
             wrong(value, at, self)
         if len(value) > self.most:
             raise Failure(f"{at} is a list of {len(value)}: give at most {self.most}", param=at)
@@ -136,7 +135,7 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Either:
+class Either(Kind):
     """A value of one of several kinds, told apart by their types: the last that fits reads it."""
 
     kinds: tuple[Kind, ...]
@@ -144,14 +143,12 @@ class Either:
     def fits(self, value: Any) -> bool:
         return any(kind.fits(value) for kind in self.kinds)
 
-    def read(self, value: Any, at: str) -> Any:
-        fitting = [kind for kind in self.kinds if kind.fits(value)]
-        for kind in fitting[:-1]:
-            try:
+    def checked(self, value: Any, at: str) -> Any:
+        *others, last = [kind for kind in self.kinds if kind.fits(value)]
+        for kind in others:
+            with suppress(Failure):
                 return kind.read(value, at)
-            except Failure:
-                continue
-        return fitting[-1].read(value, at) if fitting else wrong(value, at, self)
+        return last.read(value, at)
 
     def schema(self) -> dict[str, Any]:
         return {"anyOf": [kind.schema() for kind in self.kinds]}
@@ -161,14 +158,8 @@ class Either:
 
 
 @dataclass(frozen=True, slots=True)
-class Anything:
+class Anything(Kind):
     """Any JSON."""
-
-    def fits(self, value: Any) -> bool:
-        return True
-
-    def read(self, value: Any, at: str) -> Any:
-        return value
 
     def schema(self) -> dict[str, Any]:
         return {}
@@ -178,15 +169,12 @@ class Anything:
 
 
 @dataclass(frozen=True, slots=True)
-class Absent:
+class Absent(Kind):
     """What is not done: nothing but null, false and "" is taken. `why` says so, and what to do."""
 
     why: str
 
-    def fits(self, value: Any) -> bool:
-        return True
-
-    def read(self, value: Any, at: str) -> None:
+    def checked(self, value: Any, at: str) -> None:
         if value is not False and value != "":
             raise Failure(f"{at} is given: {self.why}", param=at)
 
@@ -198,17 +186,15 @@ class Absent:
 
 
 @dataclass(frozen=True, slots=True)
-class Dictionary:
+class Dictionary(Kind):
     """An object with any names, and values of one kind."""
 
     item: Kind = field(default_factory=Anything)
     most: int = LONGEST
+    types = (dict,)
 
-    def fits(self, value: Any) -> bool:
-        return isinstance(value, dict)
-
-    def read(self, value: Any, at: str) -> dict[str, Any]:
-        if not isinstance(value, dict) or len(value) > self.most:
+    def checked(self, value: dict[str, Any], at: str) -> dict[str, Any]:
+        if len(value) > self.most:
             wrong(value, at, self)
         return {name: self.item.read(entry, f"{at}.{name[:SHOWN]}") for name, entry in value.items()}
 
@@ -239,17 +225,13 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Object:
+class Object(Kind):
     """An object with some fields; those that it has besides are ignored."""
 
     fields: Mapping[str, Field]
+    types = (dict,)
 
-    def fits(self, value: Any) -> bool:
-        return isinstance(value, dict)
-
-    def read(self, value: Any, at: str = "") -> dict[str, Any]:
-        if not isinstance(value, dict):
-            wrong(value, at, self)
+    def checked(self, value: dict[str, Any], at: str) -> dict[str, Any]:
         made = {}
         for name, row in self.fields.items():
             given, where = value.get(name), f"{at}.{name}" if at else name
@@ -268,7 +250,7 @@ class Object:
 
 
 @dataclass(frozen=True, slots=True)
-class Tagged:
+class Tagged(Kind):
     """One of several objects, told apart by the text of one of their fields, `default` where that is missing.
 
     With `others`, one with another text there is taken, too, and nothing more of it read.
@@ -278,13 +260,9 @@ class Tagged:
     kinds: Mapping[str, Object]
     default: str | None = None
     others: bool = False
+    types = (dict,)
 
-    def fits(self, value: Any) -> bool:
-        return isinstance(value, dict)
-
-    def read(self, value: Any, at: str) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            wrong(value, at, self)
+    def checked(self, value: dict[str, Any], at: str) -> dict[str, Any]:
         given = value.get(self.tag)
         if self.others and isinstance(given, str) and given not in self.kinds:
             return {self.tag: given}
