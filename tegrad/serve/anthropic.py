@@ -5,28 +5,18 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing
-from functools import partial
-from typing import Any, Final
-
-from starlette.routing import Route
+from typing import Final
 
 from tegrad.llm.answer import Usage
 from tegrad.llm.tools import Arguments, Call, Text, Thinking
 from tegrad.serve import conversation, fields
 from tegrad.serve.anthropic_fields import COUNT, MESSAGES, chat_of, thinks, wanted_of
 from tegrad.serve.conversation import Called, Part, Reply
-from tegrad.serve.exchange import Endpoint, Exchange, Voice
+from tegrad.serve.exchange import Api, Exchange, Voice
 from tegrad.serve.failures import Failure
 from tegrad.serve.model import Model, Models
 from tegrad.serve.openai_fields import JSON
 from tegrad.serve.responses import named
-
-
-def routes(models: Models) -> list[Route]:
-    """The API's routes."""
-    bound = {"/v1/messages": _messages, "/v1/messages/count_tokens": _count}
-    return [Route(path, Endpoint(VOICE, partial(answer, models)), methods=["POST"]) for path, answer in bound.items()]
-
 
 _KINDS: Final[Mapping[int, str]] = {
     401: "authentication_error",
@@ -45,14 +35,6 @@ def _told(error: Failure) -> JSON:
     return {"type": "error", "error": {"type": kind, "message": str(error)}}
 
 
-VOICE: Final = Voice(_told, named, idle=named({"type": "ping"}))
-OPENAPI: Final[Mapping[str, Any]] = {
-    "/v1/messages": {"post": fields.operation("Answer a conversation", MESSAGES, streams=True)},
-    "/v1/messages/count_tokens": {"post": fields.operation("Tokens of a conversation", COUNT)},
-}
-"""The paths of this API."""
-
-
 async def _count(models: Models, exchange: Exchange) -> None:
     body = await exchange.read(COUNT)
     name = models.find(body["model"]).name
@@ -66,8 +48,6 @@ async def _messages(models: Models, exchange: Exchange) -> None:
     body = await exchange.read(MESSAGES)
     name = models.find(body["model"]).name
     chat = await exchange.work(lambda: chat_of(body, name))
-    if body["stream"]:
-        exchange.stream()
     async with models.use(body["model"]) as model:
         wanted = wanted_of(body, model.tokenizer)
         prompt = await conversation.chat_prompt(model, chat)
@@ -179,3 +159,9 @@ def _usage(usage: Usage) -> JSON:
         "input_tokens": usage.prompt - usage.cached, "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached, "output_tokens": usage.completion,
     }  # fmt: skip
+
+
+API: Final = Api(Voice(_told, named, idle=named({"type": "ping"})), {
+    ("POST", "/v1/messages"): (_messages, fields.operation("Answer a conversation", MESSAGES)),
+    ("POST", "/v1/messages/count_tokens"): (_count, fields.operation("Tokens of a conversation", COUNT)),
+})  # fmt: skip

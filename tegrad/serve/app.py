@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from starlette.applications import Starlette
@@ -14,24 +15,24 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tegrad import __version__
-from tegrad.serve import anthropic, metrics, ollama, openai, page
+from tegrad.serve import anthropic, metrics, ollama, openai, page, responses
 from tegrad.serve.catalogue import Catalogue
 from tegrad.serve.config import Config
 from tegrad.serve.exchange import Voice
 from tegrad.serve.failures import Failure
 from tegrad.serve.guard import OPEN, Bounded, Guarded, Logged, refuse
 
-MODULES: Final = (openai, ollama, anthropic, page)
-"""All that have routes of models."""
+APIS: Final = (openai.API, responses.API, ollama.API, anthropic.API)
 VOICES: Final[Mapping[str, Voice]] = {
-    "/v1/messages": anthropic.VOICE, "/api": ollama.VOICE, "": openai.VOICE,
+    "/v1/messages": anthropic.API.voice, "/api": ollama.API.voice, "": openai.API.voice,
 }  # fmt: skip
 """Of the API that a path belongs to, by what it begins with; the first that it does."""
 
 
 def application(models: Catalogue, config: Config) -> ASGIApp:
     """What uvicorn serves."""
-    app = Starlette(routes=[*_own(models), *(route for module in MODULES for route in module.routes(models))])
+    own = [Route(path, partial(answer, models), methods=["GET"]) for path, (answer, _) in OWN.items()]
+    app = Starlette(routes=[*own, *(route for api in APIS for route in api.routes(models)), *page.routes()])
     app.router.redirect_slashes = False
     app.router.default = _missing
     app.add_exception_handler(HTTPException, _http_error)
@@ -55,12 +56,12 @@ def told(path: str, failure: Failure) -> Mapping[str, Any]:
 def document() -> dict[str, Any]:
     """The OpenAPI document of all APIs."""
     paths: dict[str, Any] = {}
-    for module in MODULES:
-        paths |= module.OPENAPI
+    for api in APIS:
+        paths |= api.paths
     return {
         "openapi": "3.1.0",
         "info": {"title": "tegrad serve", "version": __version__},
-        "paths": {**paths, **OPENAPI},
+        "paths": {**paths, **page.OPENAPI, **{path: {"get": told} for path, (_, told) in OWN.items()}},
         "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"key": []}],
     }
@@ -69,53 +70,50 @@ def document() -> dict[str, Any]:
 # ---- how the server is
 
 
-def _answer(description: str) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"schema": {"type": "object"}}}}
+async def _health(models: Catalogue, request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
 
 
-OPENAPI: Final[Mapping[str, Any]] = {
-    "/health": {"get": {"summary": "Whether the server runs", "responses": {"200": _answer("It does")}}},
-    "/ready": {
-        "get": {
+async def _ready(models: Catalogue, request: Request) -> Response:
+    if models.loads:
+        return JSONResponse({"status": "loading model"}, 503, {"retry-after": "1"})
+    told: dict[str, Any] = {"status": "ok", "models": [each.about.name for each in models.loaded()]}
+    if models.home is not None:
+        there = {place.about.name: sorted(place.here.replicas) for place in models.places if place.here}
+        told["replicas"] = {name: {"there": found, "wanted": models.home.bounds.most} for name, found in there.items()}
+        if not all(there.values()):
+            return JSONResponse({**told, "status": "no replica"}, 503, {"retry-after": "10"})
+    return JSONResponse(told)
+
+
+async def _figures(models: Catalogue, request: Request) -> Response:
+    return Response(await metrics.text(models), media_type=metrics.MEDIA)
+
+
+async def _document(models: Catalogue, request: Request) -> Response:
+    return JSONResponse(document())
+
+
+def _answer(description: str, media: str = "application/json", kind: str = "object") -> dict[str, Any]:
+    return {"description": description, "content": {media: {"schema": {"type": kind}}}}
+
+
+OWN: Final[Mapping[str, tuple[Callable[[Catalogue, Request], Awaitable[Response]], Mapping[str, Any]]]] = {
+    "/health": (_health, {"summary": "Whether the server runs", "responses": {"200": _answer("It does")}}),
+    "/ready": (
+        _ready,
+        {
             "summary": "Whether a request is answered at once",
             "responses": {"200": _answer("It is"), "503": _answer("A model is being loaded")},
-        }
-    },
-    "/metrics": {
-        "get": {
-            "summary": "Figures for Prometheus",
-            "responses": {"200": {"description": "Figures", "content": {"text/plain": {"schema": {"type": "string"}}}}},
-        }
-    },
-    "/openapi.json": {"get": {"summary": "This document", "responses": {"200": _answer("The document")}}},
+        },
+    ),
+    "/metrics": (
+        _figures,
+        {"summary": "Figures for Prometheus", "responses": {"200": _answer("Figures", "text/plain", "string")}},
+    ),
+    "/openapi.json": (_document, {"summary": "This document", "responses": {"200": _answer("The document")}}),
 }
-
-
-def _own(models: Catalogue) -> list[Route]:
-    async def health(request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
-
-    async def ready(request: Request) -> Response:
-        if models.loads:
-            return JSONResponse({"status": "loading model"}, 503, {"retry-after": "1"})
-        told: dict[str, Any] = {"status": "ok", "models": [each.about.name for each in models.loaded()]}
-        if models.home is not None:
-            there = {place.about.name: sorted(place.here.replicas) for place in models.places if place.here}
-            told["replicas"] = {
-                name: {"there": found, "wanted": models.home.bounds.most} for name, found in there.items()
-            }
-            if not all(there.values()):
-                return JSONResponse({**told, "status": "no replica"}, 503, {"retry-after": "10"})
-        return JSONResponse(told)
-
-    async def figures(request: Request) -> Response:
-        return Response(await metrics.text(models), media_type=metrics.MEDIA)
-
-    async def openapi(request: Request) -> Response:
-        return JSONResponse(document())
-
-    bound = {"/health": health, "/ready": ready, "/metrics": figures, "/openapi.json": openapi}
-    return [Route(path, answer, methods=["GET"]) for path, answer in bound.items()]
+"""What answers for the server itself, by path, and what OpenAPI says of it."""
 
 
 async def _missing(scope: Scope, receive: Receive, send: Send) -> None:

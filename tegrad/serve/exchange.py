@@ -1,7 +1,8 @@
 """A request of an API and its response, JSON or a stream, as one coroutine that ends when the client goes away.
 
-An `Endpoint` is what a route of Starlette has: it reads the body, runs the API's own coroutine with an `Exchange`, and
-puts whatever that raises into the API's words (`Voice`): as the response, or within a stream that has begun.
+An `Api` is what one API can be asked for. Each of its routes has an `Endpoint`: it reads the body, runs the API's own
+coroutine with an `Exchange`, and puts whatever that raises into the API's words (`Voice`): as the response, or within a
+stream that has begun.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar
 
 from starlette.exceptions import HTTPException
+from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from tegrad.serve.failures import Failure, failure
 from tegrad.serve.fields import Object, parsed
+from tegrad.serve.model import Models
 
 IDLE_S: Final = 10.0
 """Seconds without an event after which a stream says that it is alive: proxies wait 30 to 60."""
@@ -56,36 +60,34 @@ def sse(event: Mapping[str, Any]) -> bytes:
 class Exchange:
     """One request, while it is answered."""
 
-    def __init__(self, voice: Voice, scope: Scope, send: Send, body: bytes) -> None:
+    def __init__(self, voice: Voice, scope: Scope, send: Send) -> None:
+        self.body = b""
         self.arguments: Mapping[str, Any] = scope.get("path_params", {})
         """Those in the path."""
         self.broken: Callable[[Failure], bytes] = lambda failure: voice.event(voice.failure(failure))
         """What ends a stream that has begun and fails."""
-        self._voice, self._send, self._body = voice, send, body
+        self._voice, self._send = voice, send
         self._begun = False
         self._last = time.monotonic()
         self._sending = asyncio.Lock()
         self._alive: asyncio.Task[None] | None = None
 
     async def read(self, kind: Object) -> dict[str, Any]:
-        """The body's fields; Failure."""
-        found: dict[str, Any] = await self.work(lambda: kind.read(parsed(self._body)))
+        """The body's fields; Failure. Where they ask for a stream, that begins at its first event, or after a while."""
+        found: dict[str, Any] = await self.work(lambda: kind.read(parsed(self.body)))
+        if found.get("stream") and self._voice.idle:
+            self._alive = asyncio.create_task(self._keep_alive())
         return found
 
     async def work(self, make: Callable[[], T]) -> T:
         """What is made of the body: in a thread where that is long, so that no other request waits for it."""
-        return make() if len(self._body) <= BRIEF else await asyncio.to_thread(make)
+        return make() if len(self.body) <= BRIEF else await asyncio.to_thread(make)
 
     async def reply(self, value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         """Answer with JSON."""
         data = compact(value)
         await self._begin(status, "application/json", {"content-length": str(len(data)), **(headers or {})})
         await self._send({"type": "http.response.body", "body": data})
-
-    def stream(self) -> None:
-        """The answer is a stream, which begins at the first event, or after a while without one."""
-        if self._voice.idle:
-            self._alive = asyncio.create_task(self._keep_alive())
 
     async def event(self, event: Mapping[str, Any]) -> None:
         """A part of the stream. It waits while the client does not read."""
@@ -142,9 +144,9 @@ class Endpoint:
         self._voice, self._answer = voice, answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(self._voice, scope, send, b"")
+        exchange = Exchange(self._voice, scope, send)
         try:
-            exchange._body = await _body(receive)
+            exchange.body = await _body(receive)
             tasks = [asyncio.ensure_future(self._answer(exchange)), asyncio.ensure_future(_gone(receive))]
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -176,3 +178,30 @@ async def _body(receive: Receive) -> bytes:
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+Operation: TypeAlias = tuple[Callable[[Models, Exchange], Awaitable[None]], Mapping[str, Any] | None]
+"""What answers, and what OpenAPI's document says of it, if anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """An API: how it words what all have, and what it can be asked for, by method and path."""
+
+    voice: Voice
+    operations: Mapping[tuple[str, str], Operation]
+
+    def routes(self, models: Models) -> list[Route]:
+        """Starlette's."""
+        return [
+            Route(path, Endpoint(self.voice, partial(answer, models)), methods=[method])
+            for (method, path), (answer, _) in self.operations.items()
+        ]
+
+    @property
+    def paths(self) -> dict[str, Any]:
+        """OpenAPI's."""
+        return {
+            path.replace(":path}", "}"): {method.lower(): told}
+            for (method, path), (_, told) in self.operations.items() if told is not None
+        }  # fmt: skip

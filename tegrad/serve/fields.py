@@ -309,14 +309,16 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
 
 
-def operation(
-    summary: str, body: Object, answer: Mapping[str, Any] | None = None, *, streams: bool = False,
-    media: str = "text/event-stream",
-) -> dict[str, Any]:  # fmt: skip
-    """An OpenAPI operation that takes a body as JSON and answers with JSON, or with a stream."""
-    content: dict[str, Any] = {"application/json": {"schema": dict(answer or {"type": "object"})}}
-    if streams:
-        content[media] = {"schema": {"type": "string"}}
+def lookup(summary: str, description: str = "The answer") -> dict[str, Any]:
+    """An OpenAPI operation that takes nothing."""
+    return {"summary": summary, "responses": {"200": {"description": description}}}
+
+
+def operation(summary: str, body: Object, stream: str = "text/event-stream") -> dict[str, Any]:
+    """An OpenAPI operation that takes a body as JSON and answers with JSON, or with a stream where that asks for it."""
+    content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+    if "stream" in body.fields:
+        content[stream] = {"schema": {"type": "string"}}
     return {
         "summary": summary,
         "requestBody": {"required": True, "content": {"application/json": {"schema": body.schema()}}},

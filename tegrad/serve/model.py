@@ -67,10 +67,13 @@ class Model(Protocol):
     """A model in memory, while it is in use. Any task may ask at any time."""
 
     about: About
-    context: int
-    """Tokens of prompt and answer together, as it was loaded."""
     tokenizer: Tokenizer
     template: Template | None
+
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and answer together, as it was loaded."""
+        ...
 
     def submit(
         self,

@@ -11,14 +11,12 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 
-from starlette.routing import Route
-
 from tegrad import __version__
 from tegrad.llm.template import KEY
 from tegrad.llm.tools import THOUGHTS
 from tegrad.serve import conversation, fields
 from tegrad.serve.conversation import Called, Part, Prompt, Reply, Said, Scored
-from tegrad.serve.exchange import Endpoint, Exchange, Voice, compact
+from tegrad.serve.exchange import Api, Exchange, Voice, compact
 from tegrad.serve.failures import Failure
 from tegrad.serve.model import About, Model, Models, UnknownModel
 from tegrad.serve.ollama_fields import (
@@ -55,23 +53,6 @@ UNMANAGED: Final[Mapping[tuple[str, str], str]] = {
 """What Ollama manages models with, and what is done instead."""
 
 
-def routes(models: Models) -> list[Route]:
-    """The API's routes."""
-    bound: dict[tuple[str, str], Callable[[Exchange], Awaitable[None]]] = {
-        ("GET", "/api/version"): _version,
-        ("GET", "/api/tags"): partial(_tags, models),
-        ("GET", "/api/ps"): partial(_loaded, models),
-        ("POST", "/api/show"): partial(_show, models),
-        ("POST", "/api/chat"): partial(_chat, models),
-        ("POST", "/api/generate"): partial(_generate, models),
-        ("POST", "/api/embed"): partial(_embed, models),
-        ("POST", "/api/embeddings"): partial(_embeddings, models),
-        ("POST", "/api/pull"): partial(_pull, models),
-        **{place: partial(_unmanaged, why) for place, why in UNMANAGED.items()},
-    }
-    return [Route(path, Endpoint(VOICE, answer), methods=[method]) for (method, path), answer in bound.items()]
-
-
 def _told(error: Failure) -> JSON:
     return {"error": str(error)}
 
@@ -80,13 +61,10 @@ def _line(event: Mapping[str, Any]) -> bytes:
     return compact(event) + b"\n"
 
 
-VOICE: Final = Voice(_told, _line, MEDIA, b"")
-
-
 # ---- models
 
 
-async def _version(exchange: Exchange) -> None:
+async def _version(models: Models, exchange: Exchange) -> None:
     await exchange.reply({"version": VERSION, "tegrad": __version__})
 
 
@@ -127,7 +105,7 @@ async def _pull(models: Models, exchange: Exchange) -> None:
     await exchange.reply({"status": "success"})
 
 
-async def _unmanaged(why: str, exchange: Exchange) -> None:
+async def _unmanaged(why: str, models: Models, exchange: Exchange) -> None:
     raise Failure(why)
 
 
@@ -320,19 +298,17 @@ async def _vectors(models: Models, body: JSON, texts: Sequence[str]) -> tuple[li
         return made, sum(map(len, tokens)), loaded, model.about.name
 
 
-def _lists(summary: str) -> JSON:
-    return {"get": {"summary": summary, "responses": {"200": {"description": "The answer"}}}}
-
-
-OPENAPI: Final[Mapping[str, Any]] = {
-    "/api/version": _lists("The version of Ollama's API"),
-    "/api/tags": _lists("The models"),
-    "/api/ps": _lists("The models in memory"),
-    "/api/show": {"post": fields.operation("One model", NAMED)},
-    "/api/chat": {"post": fields.operation("Answer a conversation", CHAT, streams=True, media=MEDIA)},
-    "/api/generate": {"post": fields.operation("Answer or continue a text", GENERATE, streams=True, media=MEDIA)},
-    "/api/embed": {"post": fields.operation("Vectors of texts", EMBED)},
-    "/api/embeddings": {"post": fields.operation("The vector of a text, in the older form", EMBEDDINGS)},
-    "/api/pull": {"post": fields.operation("Whether a model is there", NAMED)},
-}
-"""The paths of this API, without those of `UNMANAGED`."""
+API: Final = Api(Voice(_told, _line, MEDIA, b""), {
+    ("GET", "/api/version"): (_version, fields.lookup("The version of Ollama's API")),
+    ("GET", "/api/tags"): (_tags, fields.lookup("The models")),
+    ("GET", "/api/ps"): (_loaded, fields.lookup("The models in memory")),
+    ("POST", "/api/show"): (_show, fields.operation("One model", NAMED)),
+    ("POST", "/api/chat"): (_chat, fields.operation("Answer a conversation", CHAT, MEDIA)),
+    ("POST", "/api/generate"): (_generate, fields.operation("Answer or continue a text", GENERATE, MEDIA)),
+    ("POST", "/api/embed"): (_embed, fields.operation("Vectors of texts", EMBED)),
+    ("POST", "/api/embeddings"): (
+        _embeddings, fields.operation("The vector of a text, in the older form", EMBEDDINGS)
+    ),
+    ("POST", "/api/pull"): (_pull, fields.operation("Whether a model is there", NAMED)),
+    **{place: (partial(_unmanaged, why), None) for place, why in UNMANAGED.items()},
+})  # fmt: skip

@@ -5,20 +5,18 @@ from __future__ import annotations
 import base64
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from starlette.routing import Route
 
 from tegrad.llm.grammar import Grammar
-from tegrad.serve import conversation, fields, responses
+from tegrad.serve import conversation, fields
 from tegrad.serve.conversation import Prompt, Wanted
-from tegrad.serve.exchange import Endpoint, Exchange, Voice, sse
+from tegrad.serve.exchange import Api, Exchange, Voice, sse
 from tegrad.serve.failures import Failure
 from tegrad.serve.model import About, Model, Models
 from tegrad.serve.openai_answers import Chats, Completions, Echoed, Writer, told, usage
@@ -36,24 +34,6 @@ from tegrad.serve.openai_fields import (
 )
 
 DONE: Final = b"data: [DONE]\n\n"
-
-
-def routes(models: Models) -> list[Route]:
-    """The API's routes, those of responses included."""
-    bound = {
-        ("GET", "/v1/models"): _models,
-        ("GET", "/v1/models/{model:path}"): _model,
-        ("POST", "/v1/chat/completions"): _chat,
-        ("POST", "/v1/completions"): _completions,
-        ("POST", "/v1/embeddings"): _embeddings,
-    }
-    own = [
-        Route(path, Endpoint(VOICE, partial(answer, models)), methods=[way]) for (way, path), answer in bound.items()
-    ]
-    return [*own, *responses.routes(models)]
-
-
-VOICE: Final = Voice(told, sse)
 
 
 # ---- models
@@ -86,8 +66,6 @@ async def _chat(models: Models, exchange: Exchange) -> None:
     body = await exchange.read(CHAT)
     name, logprobs = models.find(body["model"]).name, wanted_logprobs(body)
     chat = await exchange.work(lambda: chat_of(body, name))
-    if body["stream"]:
-        exchange.stream()
     async with models.use(body["model"]) as model:
         wanted = sampled(body, model.tokenizer, logprobs, body["max_completion_tokens"])
         prompt = await conversation.chat_prompt(model, chat)
@@ -101,8 +79,6 @@ async def _completions(models: Models, exchange: Exchange) -> None:
     body = await exchange.read(COMPLETION)
     if body["best_of"] not in (None, body["n"]):
         raise Failure(f"best_of differs from n: all answers are given, set both to {body['best_of']}", param="best_of")
-    if body["stream"]:
-        exchange.stream()
     async with models.use(body["model"]) as model:
         wanted = sampled(body, model.tokenizer, body["logprobs"])
         given, grammar = several(body["prompt"]), grammar_of(body["grammar"], None)
@@ -187,20 +163,15 @@ def _written(vector: Any, form: str) -> str | list[float]:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
-_LIST: Final = {"get": {"summary": "The models", "responses": {"200": {"description": "A list"}}}}
-_NAME_IN_PATH: Final = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
-OPENAPI: Final[Mapping[str, Any]] = {
-    "/v1/models": _LIST,
-    "/v1/models/{model}": {
-        "get": {
-            "summary": "One model",
-            "parameters": [_NAME_IN_PATH],
-            "responses": {"200": {"description": "The model"}, **fields.failing(404)},
-        }
-    },
-    "/v1/chat/completions": {"post": fields.operation("Answer a conversation", CHAT, streams=True)},
-    "/v1/completions": {"post": fields.operation("Continue texts", COMPLETION, streams=True)},
-    "/v1/embeddings": {"post": fields.operation("Vectors of texts", EMBEDDINGS)},
-    **responses.OPENAPI,
+_ONE: Final = {
+    "summary": "One model",
+    "parameters": [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}],
+    "responses": {"200": {"description": "The model"}, **fields.failing(404)},
 }
-"""The paths of this API."""
+API: Final = Api(Voice(told, sse), {
+    ("GET", "/v1/models"): (_models, fields.lookup("The models", "A list")),
+    ("GET", "/v1/models/{model:path}"): (_model, _ONE),
+    ("POST", "/v1/chat/completions"): (_chat, fields.operation("Answer a conversation", CHAT)),
+    ("POST", "/v1/completions"): (_completions, fields.operation("Continue texts", COMPLETION)),
+    ("POST", "/v1/embeddings"): (_embeddings, fields.operation("Vectors of texts", EMBEDDINGS)),
+})  # fmt: skip

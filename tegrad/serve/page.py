@@ -15,8 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tegrad.serve.model import Models
-
 FOLDER: Final = Path(__file__).with_name("page")
 TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -60,8 +58,8 @@ OPENAPI: Final[Mapping[str, Any]] = {
 }
 
 
-def routes(models: Models) -> list[Route]:
-    """The page at /, and its files below /page/; `models` is what every API is made with, the page asks those APIs."""
+def routes() -> list[Route]:
+    """The page at /, and its files below /page/."""
     return [_route(address, path) for address, path in FILES.items()]
 
 

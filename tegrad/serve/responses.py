@@ -11,17 +11,14 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import Any, Final
-
-from starlette.routing import Route
 
 from tegrad.llm.answer import Usage
 from tegrad.llm.tokenizer import Tokenizer
 from tegrad.llm.tools import Arguments, Call, Text, Thinking
 from tegrad.serve import conversation, fields
 from tegrad.serve.conversation import Called, Part, Scored
-from tegrad.serve.exchange import Endpoint, Exchange, Voice, compact
+from tegrad.serve.exchange import Api, Exchange, Voice, compact
 from tegrad.serve.failures import Failure
 from tegrad.serve.model import Models
 from tegrad.serve.openai_answers import scores, told
@@ -29,21 +26,9 @@ from tegrad.serve.openai_fields import JSON, sampled
 from tegrad.serve.responses_fields import LOGPROBS, RESPONSE, chat_of, known_tools, offered
 
 
-def routes(models: Models) -> list[Route]:
-    """The API's routes."""
-    return [Route("/v1/responses", Endpoint(VOICE, partial(_response, models)), methods=["POST"])]
-
-
 def named(event: Mapping[str, Any]) -> bytes:
     """A server-sent event with its type as its name."""
     return f"event: {event.get('type', 'error')}\n".encode() + b"data: " + compact(event) + b"\n\n"
-
-
-VOICE: Final = Voice(told, named)
-OPENAPI: Final[Mapping[str, Any]] = {
-    "/v1/responses": {"post": fields.operation("Answer, without state", RESPONSE, streams=True)}
-}
-"""The paths of this API."""
 
 
 async def _response(models: Models, exchange: Exchange) -> None:
@@ -52,9 +37,7 @@ async def _response(models: Models, exchange: Exchange) -> None:
     name = models.find(body["model"]).name
     chat = await exchange.work(lambda: chat_of(body, name))
     events = _Events(body, name)
-    if body["stream"]:
-        exchange.stream()
-        exchange.broken = events.failed
+    exchange.broken = events.failed
     async with models.use(body["model"]) as model:
         logprobs = body["top_logprobs"] if LOGPROBS in body["include"] else None
         wanted = sampled(body, model.tokenizer, logprobs, body["max_output_tokens"])
@@ -209,3 +192,8 @@ class _Output:
 
     def _place(self) -> JSON:
         return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+
+
+API: Final = Api(Voice(told, named), {
+    ("POST", "/v1/responses"): (_response, fields.operation("Answer, without state", RESPONSE)),
+})  # fmt: skip

@@ -57,9 +57,10 @@ def small(device: str) -> Iterator[Direct]:
 def url(small: Direct) -> Iterator[str]:
     """A server with that model."""
     from tegrad.serve import openai as api
+    from tegrad.serve import responses
 
     made = Fixed([small])
-    with served(api.routes(made)) as found:
+    with served([*api.API.routes(made), *responses.API.routes(made)]) as found:
         yield found
     assert made.used == 0
 

@@ -115,7 +115,7 @@ class StandIn:
 
     def routes(self) -> list[Route]:
         return [
-            *page.routes(None),  # type: ignore[arg-type]
+            *page.routes(),
             Route("/v1/models", self.listed),
             Route("/v1/chat/completions", self.answered, methods=["POST"]),
         ]

@@ -44,7 +44,7 @@ def scripted() -> Iterator[Scripted]:
 @pytest.fixture(scope="module")
 def url(scripted: Scripted) -> Iterator[str]:
     made = Fixed([scripted])
-    with served([*api.routes(made), *openai.routes(made)]) as found:
+    with served([*api.API.routes(made), *openai.API.routes(made)]) as found:
         yield found
     assert made.used == 0
 
@@ -324,7 +324,7 @@ def test_marks_are_text_without_tools(client: anthropic.Anthropic, model: Script
 def real(small: Direct) -> Iterator[anthropic.Anthropic]:
     """In front of the model that the package carries."""
     with (
-        served(api.routes(Fixed([small]))) as url,
+        served(api.API.routes(Fixed([small]))) as url,
         anthropic.Anthropic(base_url=url, api_key="none", max_retries=0, timeout=patience(120)) as made,
     ):
         yield made

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rig import Fixed, Scripted, about, served
 
 from tegrad import models
-from tegrad.serve import anthropic, ollama, openai
+from tegrad.serve import anthropic, ollama, openai, responses
 
 HELLO = {"model": "small", "messages": [{"role": "user", "content": "Hello"}]}
 FUNCTION = {"type": "function", "function": {"name": "look"}}
@@ -89,7 +89,7 @@ ANSWERED = {200, 400, 404}
 def http() -> Iterator[httpx.Client]:
     one = Scripted(about("small", models.SMALL), "Good morning")
     made = Fixed([one])
-    routes = [route for api in (openai, ollama, anthropic) for route in api.routes(made)]
+    routes = [route for api in (openai, responses, ollama, anthropic) for route in api.API.routes(made)]
     with served(routes) as found, httpx.Client(base_url=found, timeout=30) as client:
         yield client
     assert made.used == 0
@@ -150,15 +150,15 @@ def test_a_picture_is_refused_and_the_model_named(http: httpx.Client, path: str,
     assert said.endswith(", and small reads text alone: leave it out")
 
 
-@pytest.mark.parametrize(("api", "bodies"), [(openai, 4), (ollama, 6), (anthropic, 2)])
+@pytest.mark.parametrize(("api", "bodies"), [(openai, 3), (responses, 1), (ollama, 6), (anthropic, 2)])
 def test_the_document_is_sound(api: Any, bodies: int) -> None:
     """As far as its schemas are JSON Schema, which the sound bodies keep to."""
-    operations = [one for path in api.OPENAPI.values() for one in path.values()]
+    operations = [one for path in api.API.paths.values() for one in path.values()]
     found = [one["requestBody"]["content"]["application/json"]["schema"] for one in operations if "requestBody" in one]
     assert len(found) == bodies
     for schema in found:
         jsonschema_rs.meta.validate(schema)
     for path, sound in SOUND:
-        if path in api.OPENAPI:
-            schema = api.OPENAPI[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        if path in api.API.paths:
+            schema = api.API.paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
             jsonschema_rs.validate(schema, sound)

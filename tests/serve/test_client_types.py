@@ -18,7 +18,7 @@ from rig import Fixed, Scripted, about, served
 from told import COUNT, PLACE, SAID, TOOLS
 
 from tegrad import models
-from tegrad.serve import anthropic, ollama, openai
+from tegrad.serve import anthropic, ollama, openai, responses
 
 SAY: Any = {"model": "small", "messages": [{"role": "user", "content": "What is up?"}]}
 FUNCTIONS = [{"type": "function", **tool["function"]} for tool in TOOLS]
@@ -37,7 +37,7 @@ def client() -> Iterator[httpx.Client]:
     made = Scripted(about("small", models.SMALL), SAID)
     all_ = Fixed([made])
     with (
-        served([*openai.routes(all_), *anthropic.routes(all_), *ollama.routes(all_)]) as url,
+        served([route for api in (openai, responses, anthropic, ollama) for route in api.API.routes(all_)]) as url,
         httpx.Client(base_url=url, timeout=30) as asking,
     ):
         yield asking

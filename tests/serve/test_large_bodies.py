@@ -23,7 +23,10 @@ LOOK: dict[str, Any] = {"name": "look", "parameters": {"type": "object"}}
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     one = Scripted(about("small", models.SMALL), "Good morning")
-    with served([route for api in (openai, ollama, anthropic) for route in api.routes(Fixed([one]))]) as found:
+    routes = [
+        route for api in (openai, responses, ollama, anthropic) for route in api.API.routes(Fixed([one]))
+    ]  # fmt: skip
+    with served(routes) as found:
         yield found
     assert one.template is not None
     one.template.close()

@@ -48,7 +48,7 @@ def fixed(scripted: Scripted) -> Iterator[Fixed]:
 
 @pytest.fixture(scope="module")
 def url(fixed: Models) -> Iterator[str]:
-    with served(api.routes(fixed)) as found:
+    with served(api.API.routes(fixed)) as found:
         yield found
 
 
@@ -402,7 +402,7 @@ def test_a_failure_within_a_stream_is_a_line(client: ollama.Client, model: Scrip
 @pytest.fixture(scope="module")
 def real(small: Direct) -> Iterator[ollama.Client]:
     """In front of the model that the package carries."""
-    with served(api.routes(Fixed([small]))) as url:
+    with served(api.API.routes(Fixed([small]))) as url:
         yield ollama.Client(url, timeout=patience(120))
 
 

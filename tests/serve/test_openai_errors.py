@@ -34,7 +34,7 @@ def scripted() -> Iterator[Scripted]:
 @pytest.fixture(scope="module")
 def http(scripted: Scripted) -> Iterator[httpx.Client]:
     made = Fixed([scripted])
-    with served(api.routes(made)) as found, httpx.Client(base_url=found, timeout=30) as client:
+    with served(api.API.routes(made)) as found, httpx.Client(base_url=found, timeout=30) as client:
         yield client
     assert made.used == 0
 
@@ -200,7 +200,7 @@ def test_a_model_is_told_of_by_every_name_that_finds_it(scripted: Scripted) -> N
         def find(self, name: str | None) -> About:
             return super().find(name and name.lower())
 
-    with served(api.routes(Named([scripted]))) as url:
+    with served(api.API.routes(Named([scripted]))) as url:
         assert httpx.get(f"{url}/v1/models/Small").json()["id"] == "small"
 
 

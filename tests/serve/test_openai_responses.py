@@ -36,7 +36,7 @@ def scripted() -> Iterator[Scripted]:
 def told(scripted: Scripted) -> Iterator[openai.OpenAI]:
     """A client of a model that says what it is told to."""
     with (
-        served(responses.routes(Fixed([scripted]))) as url,
+        served(responses.API.routes(Fixed([scripted]))) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made,
     ):
         yield made
@@ -56,7 +56,7 @@ def prompt(scripted: Scripted) -> str:
 @pytest.mark.board
 def test_a_response_says_what_a_chat_says(small: Direct, client: openai.OpenAI) -> None:
     with (
-        served(responses.routes(Fixed([small]))) as url,
+        served(responses.API.routes(Fixed([small]))) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as own,
     ):
         made = own.responses.create(**GREEDY)

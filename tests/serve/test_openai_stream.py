@@ -54,7 +54,7 @@ def served_models(scripted: Scripted) -> Fixed:
 
 @pytest.fixture(scope="module")
 def url(served_models: Fixed) -> Iterator[str]:
-    with served(api.routes(served_models)) as found:
+    with served(api.API.routes(served_models)) as found:
         yield found
 
 

@@ -150,7 +150,7 @@ def test_vectors_of_texts(device: str, small: Direct, path: Path) -> None:
     model = Embedder(about("vectors", path, embeds=True), device)
     made = Fixed([small, model])
     with (
-        served([*api.routes(made), *other.routes(made)]) as url,
+        served([*api.API.routes(made), *other.API.routes(made)]) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         texts = ["tea", "a tent"]

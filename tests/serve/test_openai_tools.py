@@ -32,7 +32,7 @@ def scripted() -> Iterator[Scripted]:
 def told(scripted: Scripted) -> Iterator[openai.OpenAI]:
     """A client of a model that says what it is told to."""
     with (
-        served(api.routes(Fixed([scripted]))) as url,
+        served(api.API.routes(Fixed([scripted]))) as url,
         openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as made,
     ):
         yield made

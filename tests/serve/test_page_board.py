@@ -26,7 +26,7 @@ MOST = 12
 @pytest.fixture(scope="module")
 def url(small: Direct) -> Iterator[str]:
     made = Fixed([small])
-    with served([*page.routes(made), *api.routes(made)]) as found:
+    with served([*page.routes(), *api.API.routes(made)]) as found:
         yield found
     assert made.used == 0
 
