@@ -20,7 +20,7 @@ from tegrad.serve.catalogue import Catalogue
 from tegrad.serve.config import Config
 from tegrad.serve.exchange import Voice
 from tegrad.serve.failures import Failure
-from tegrad.serve.guard import OPEN, Bounded, Guarded, Logged, refuse
+from tegrad.serve.guard import OPEN, Bounded, Guarded, Logged, refusal
 
 APIS: Final = (openai.API, responses.API, ollama.API, anthropic.API)
 VOICES: Final[Mapping[str, Voice]] = {
@@ -118,7 +118,8 @@ OWN: Final[Mapping[str, tuple[Callable[[Catalogue, Request], Awaitable[Response]
 
 async def _missing(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "http":
-        await refuse(scope, send, told, Failure(f"there is no {scope['path']} here: /openapi.json tells what is", 404))
+        failure = Failure(f"there is no {scope['path']} here: /openapi.json tells what is", 404)
+        await refusal(scope["path"], told, failure)(scope, receive, send)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

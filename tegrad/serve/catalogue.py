@@ -8,7 +8,6 @@ which they were asked for, so that nobody waits for ever.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
 from collections import Counter
@@ -26,6 +25,7 @@ from tegrad.hub.names import ModelNameError, quantization
 from tegrad.llm.errors import ModelError, OutOfMemory
 from tegrad.llm.footprint import PROCESS, Footprint, gpu_has_memory, machine_room
 from tegrad.llm.gguf import Gguf
+from tegrad.serve.log import LOG
 from tegrad.serve.model import LATEST, About, Loaded, UnknownModel
 from tegrad.serve.plan import Wanted, plan
 from tegrad.serve.remote import Remote
@@ -35,7 +35,6 @@ LONG_LIST: Final = 64
 """Entries of a list in a file's metadata from which on it is left out."""
 PATIENCE_S: Final = 30.0
 """Seconds that a client which does not read its answer keeps a model in memory that another one needs."""
-_LOG: Final = logging.getLogger("tegrad.serve")
 Held: TypeAlias = Remote | Replicated
 """A model in memory: an engine's, or several that are asked as one."""
 
@@ -119,7 +118,7 @@ class Shelf:
                 self._read[path] = key, None
                 self._read[path] = key, about(name, path)
         except (OSError, ModelError) as error:
-            _LOG.warning("%s is not served: %s", name, error)
+            LOG.warning("%s is not served: %s", name, error)
         return self._read.get(path, (None, None))[1]
 
 
@@ -257,7 +256,7 @@ class Catalogue:
         async with self._loading:
             if place.expires is not None and not place.users:
                 place.expires = None
-                _LOG.info("%s is unloaded: nobody used it", place.about.name)
+                LOG.info("%s is unloaded: nobody used it", place.about.name)
                 await self._unload(place)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -279,7 +278,7 @@ class Catalogue:
         except TegradError as raised:
             error = raised
             place.failures += 1
-            _LOG.error("%s cannot be loaded: %s", place.about.name, error)
+            LOG.error("%s cannot be loaded: %s", place.about.name, error)
         except BaseException as raised:
             error = TegradError("the server is ending: ask another one") if self._closed else raised
             raise
@@ -314,7 +313,7 @@ class Catalogue:
                     raise
             else:
                 seconds, made = time.monotonic() - begun, remote.plan
-                _LOG.info("%s is loaded on %s: context %d, %d at once, %.0f MiB, %.1f s", one.name, remote.device,
+                LOG.info("%s is loaded on %s: context %d, %d at once, %.0f MiB, %.1f s", one.name, remote.device,
                           made.context, made.slots, made.bytes / 2**20, seconds)  # fmt: skip
                 return remote
 
@@ -345,7 +344,7 @@ class Catalogue:
         place.leaving = True
         try:
             await self._unused(place)
-            _LOG.info("%s is unloaded: another model needs its memory", place.about.name)
+            LOG.info("%s is unloaded: another model needs its memory", place.about.name)
             await self._unload(place)
         finally:
             place.leaving = False

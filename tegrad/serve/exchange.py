@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -23,6 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from tegrad.serve.failures import Failure, failure
 from tegrad.serve.fields import Object, parsed
+from tegrad.serve.log import LOG
 from tegrad.serve.model import Models
 
 IDLE_S: Final = 10.0
@@ -30,7 +30,6 @@ IDLE_S: Final = 10.0
 BRIEF: Final = 1 << 15
 """Bytes of a body that is read at once: in some ms, and a thread would take longer to begin."""
 T = TypeVar("T")
-_LOG: Final = logging.getLogger("tegrad.serve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,7 @@ class Exchange:
             error = Failure(error.detail, error.status_code)
         told = failure(error)
         if told.status >= 500:
-            _LOG.error("%s", told, exc_info=error if told.status == 500 else None)
+            LOG.error("%s", told, exc_info=error if told.status == 500 else None)
         if self._begun:
             await self.end(self.broken(told))
         else:

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tegrad.serve.config import LOOPBACK
@@ -29,13 +30,9 @@ NAMES: Final = (b"x-request-id", b"request-id")
 _REQUEST: Final = re.compile(r"[\w.:-]{1,64}")
 
 
-async def refuse(scope: Scope, send: Send, told: Told, failure: Failure) -> None:
-    """Answer with a failure."""
-    data = json.dumps(told(scope["path"], failure)).encode()
-    headers = {"content-type": "application/json", "content-length": str(len(data)), **failure.headers}
-    rows = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": failure.status, "headers": rows})
-    await send({"type": "http.response.body", "body": data})
+def refusal(path: str, told: Told, failure: Failure) -> Response:
+    """The response that a failure is."""
+    return Response(json.dumps(told(path, failure)), failure.status, failure.headers, "application/json")
 
 
 class Logged:
@@ -66,7 +63,7 @@ class Logged:
             LOG.exception("request %s failed", request)
             if not status:
                 failure = Failure("the server failed: its log has more", 500, code="server_error")
-                await refuse(scope, sent, self._told, failure)
+                await refusal(scope["path"], self._told, failure)(scope, receive, sent)
         finally:
             self._log(scope, request, status, 1e3 * (time.perf_counter() - begun))
 
@@ -92,7 +89,7 @@ class Guarded:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         if scope["type"] == "http" and (failure := self._wrong(scope)) is not None:
-            await refuse(scope, send, self._told, failure)
+            await refusal(scope["path"], self._told, failure)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
@@ -129,7 +126,7 @@ class Bounded:
         failure = Failure(f"the request has more than {self._most:,} bytes: send less", 413)
         declared = Headers(scope=scope).get("content-length", "0")
         if not declared.isdecimal() or int(declared) > self._most:
-            await refuse(scope, send, self._told, failure)
+            await refusal(scope["path"], self._told, failure)(scope, receive, send)
             return
         came = 0
 

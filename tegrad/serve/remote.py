@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import os
 import signal
 import socket
@@ -37,6 +36,7 @@ from tegrad.llm.service import Counts, QueueFull, Room, Sink, check
 from tegrad.llm.template import Template, TemplateRefusalError
 from tegrad.llm.tokenizer import Tokenizer
 from tegrad.serve import wire
+from tegrad.serve.log import LOG
 from tegrad.serve.model import About
 from tegrad.serve.plan import Plan
 from tegrad.serve.wire import EngineError, Fault
@@ -50,7 +50,6 @@ FIRST_TOKEN: Final = Histogram(
     "tegrad:first_token_seconds", "From a request to its first token", ["model"], registry=None,
     buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
 )  # fmt: skip
-_LOG: Final = logging.getLogger("tegrad.serve")
 END_S: Final = 10.0
 """Seconds that a process which has closed its socket may take to end."""
 ENGINES_QUEUE: Final = 1 << 20
@@ -205,7 +204,7 @@ class Texts:
             try:
                 template = None if about.embeds else Template.of(file)
             except TemplateRefusalError as error:
-                _LOG.warning("%s has no chat: %s", about.name, error)
+                LOG.warning("%s has no chat: %s", about.name, error)
             return cls(config, Tokenizer(file), template)
 
 

@@ -8,7 +8,6 @@ position alone, so that another replica goes on with an answer where the first o
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import socket
 import time
@@ -24,6 +23,7 @@ from tegrad.llm.sampler import Logprobs
 from tegrad.llm.service import QueueFull
 from tegrad.serve import wire
 from tegrad.serve.config import Bounds
+from tegrad.serve.log import LOG
 from tegrad.serve.model import About
 from tegrad.serve.plan import Plan, Wanted
 from tegrad.serve.prefixes import Prefixes
@@ -43,7 +43,6 @@ WAIT_S: Final = 120.0
 """Seconds that a request waits while no replica is there."""
 MARGIN: Final = 4
 """A replica that knows a prompt's beginning may have more requests than another one: one for so many slots."""
-_LOG: Final = logging.getLogger("tegrad.serve")
 
 
 class Home(Protocol):
@@ -292,7 +291,7 @@ class Replicated(Answering):
             words = await asyncio.to_thread(_greeted, sock, self._secret)
         except OSError as error:
             sock.close()
-            _LOG.warning("a call to the replicas' port was refused: %s", error)
+            LOG.warning("a call to the replicas' port was refused: %s", error)
             return
         if isinstance(words, wire.Refused):
             sock.close()
@@ -317,14 +316,14 @@ class Replicated(Answering):
         self._failures[name] = 0
         self._remotes[name] = remote
         self._came()
-        _LOG.info("%s: replica %s is there, %d of %d", self.about.name, name, len(self.replicas), self.bounds.most)
+        LOG.info("%s: replica %s is there, %d of %d", self.about.name, name, len(self.replicas), self.bounds.most)
         try:
             await remote.link.ended.wait()
         finally:
             del self._remotes[name]
             self._prefixes.forget(name)
         if self.error is None:
-            _LOG.warning("%s: replica %s is gone, %d left", self.about.name, name, len(self.replicas))
+            LOG.warning("%s: replica %s is gone, %d left", self.about.name, name, len(self.replicas))
 
     def _came(self) -> None:
         """A replica is there: for those that wait for one, and for who loads the model."""
@@ -339,7 +338,7 @@ class Replicated(Answering):
     def _failed(self, error: TegradError) -> None:
         """A replica cannot load the model: an error of the load, or else there are fewer replicas."""
         if self._enough.done():
-            _LOG.error("a replica of %s cannot load it: %s", self.about.name, error)
+            LOG.error("a replica of %s cannot load it: %s", self.about.name, error)
         else:
             self._enough.set_exception(error)
 
