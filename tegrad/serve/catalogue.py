@@ -23,11 +23,11 @@ from tegrad.errors import TegradError
 from tegrad.hub import cache
 from tegrad.hub.names import ModelNameError, quantization
 from tegrad.llm.errors import ModelError, OutOfMemory
-from tegrad.llm.footprint import PROCESS, Footprint, gpu_has_memory, machine_room
+from tegrad.llm.footprint import PROCESS, gpu_has_memory, machine_room
 from tegrad.llm.gguf import Gguf
 from tegrad.serve.log import LOG
 from tegrad.serve.model import LATEST, About, Loaded, UnknownModel
-from tegrad.serve.plan import Wanted, plan
+from tegrad.serve.plan import Wanted, planned
 from tegrad.serve.remote import Remote
 from tegrad.serve.replicas import Home, Replicated
 
@@ -319,8 +319,7 @@ class Catalogue:
 
     async def _planned(self, one: About, wanted: Wanted) -> Callable[[], Coroutine[Any, Any, Held]]:
         """What loads a model into this machine's memory, where there is room for it now."""
-        said = await asyncio.to_thread(_said, one, wanted)
-        made = plan(said, wanted, self._room(), embeds=one.embeds)
+        made = await asyncio.to_thread(planned, one.path, wanted, self._room(), embeds=one.embeds)
         while (room := self._room(self._taken)) is not None and made.bytes > room and await self._make_room():
             pass
         return partial(Remote.load, one, made)
@@ -362,8 +361,3 @@ class Catalogue:
         remote, place.remote = place.remote, None
         if remote is not None:
             await remote.close()
-
-
-def _said(one: About, wanted: Wanted) -> Footprint:
-    with Gguf.open(one.path) as file:
-        return Footprint.of(file, q8=wanted.q8)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from tegrad.llm.cache import BLOCK_POSITIONS
 from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.footprint import Footprint
+from tegrad.llm.gguf import Gguf
 
 USUAL_CONTEXT: Final = 8192
 """Tokens of the context that a sequence has where there is memory and nobody says otherwise."""
@@ -83,3 +85,10 @@ def plan(said: Footprint, wanted: Wanted, room: int | None, *, embeds: bool = Fa
             f"{room / 2**20:,.0f} may be used: ask for a shorter context, fewer slots or a smaller quantization"
         )
     return made(best.context, counts[fits - 1])
+
+
+def planned(path: Path, wanted: Wanted, room: int | None, *, embeds: bool) -> Plan:
+    """The place of a file's model, as `plan`. GgufError, UnsupportedModelError, OutOfMemory."""
+    with Gguf.open(path) as file:
+        said = Footprint.of(file, q8=wanted.q8)
+    return plan(said, wanted, room, embeds=embeds)

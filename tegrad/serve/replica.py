@@ -21,10 +21,9 @@ from tegrad import __version__
 from tegrad.errors import TegradError
 from tegrad.hub import cache
 from tegrad.llm.errors import ModelError
-from tegrad.llm.footprint import PROCESS, Footprint, gpu_has_memory, machine_room
-from tegrad.llm.gguf import Gguf
+from tegrad.llm.footprint import PROCESS, gpu_has_memory, machine_room
 from tegrad.llm.start import choose_gpu, gpus
-from tegrad.serve.plan import Plan, Wanted, plan
+from tegrad.serve.plan import Plan, Wanted, planned
 from tegrad.serve.remote import started
 from tegrad.serve.wire import READ_BYTES, EngineError, Fault, Frames, Refused, packed
 
@@ -122,12 +121,10 @@ def _planned(call: Call) -> tuple[Path, Plan]:
     path = call.path if call.path.exists() else cache.located(call.name)
     if path.stat().st_size != call.size:
         raise ModelError(f"{path} is another file than the server's: copy that one here")
-    with Gguf.open(path) as file:
-        said = Footprint.of(file, q8=call.wanted.q8)
     room = None if gpu_has_memory() else machine_room()
     if call.memory is not None:
         room = call.memory - PROCESS
-    return path, plan(said, call.wanted, room, embeds=call.embeds)
+    return path, planned(path, call.wanted, room, embeds=call.embeds)
 
 
 def _remove(app: str) -> None:

@@ -36,10 +36,10 @@ from tegrad.llm.gguf import Gguf
 from tegrad.llm.grammar import Grammar, Masks
 from tegrad.models import SMALL
 from tegrad.serve.app import application
-from tegrad.serve.catalogue import Place, Shelf, _said
+from tegrad.serve.catalogue import Place, Shelf
 from tegrad.serve.config import Config
 from tegrad.serve.model import About
-from tegrad.serve.plan import Plan, Wanted, plan
+from tegrad.serve.plan import Plan, Wanted, planned
 
 CHAT: Any = {"messages": gguf_worker.MESSAGES, "max_tokens": 8}
 ASKED: Sequence[tuple[str, Any]] = (
@@ -86,7 +86,7 @@ def served(path: Path) -> None:
     one = Shelf([str(path)]).find(None)
     refusals: list[TegradError] = []
     try:
-        made = plan(_said(one, Wanted()), Wanted(slots=2), ROOM, embeds=one.embeds)
+        made = planned(one.path, Wanted(slots=2), ROOM, embeds=one.embeds)
         _loaded(path, made)
     except TegradError as error:
         refusals.append(error)
