@@ -16,8 +16,8 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -85,8 +85,11 @@ class Link(asyncio.Protocol):
         """
         if sock is None:
             sock, far = socket.socketpair()
-            with far, _as_engine_error():
-                self._process = started(far)
+            try:
+                with far:
+                    self._process = started(far)
+            except OSError as error:
+                raise EngineError(f"no process for the engine: {error.strerror}; end other programs") from error
         try:
             await self._loop.create_connection(lambda: self, sock=sock)
             self.send(message)
@@ -178,14 +181,6 @@ def _end_of(process: subprocess.Popen[bytes]) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
 
 
-@contextmanager
-def _as_engine_error() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise EngineError(f"no process for the engine: {error.strerror}; end other programs") from error
-
-
 @dataclass(frozen=True, slots=True)
 class Texts:
     """What makes tokens of texts for a model: all that the server's process has of its file."""
@@ -218,11 +213,12 @@ class _Owed:
 
 
 class Answering(ABC):
-    """How a `model.Model` takes a request for an answer: it is checked and has an `Answer`, wherever its tokens go."""
+    """What takes requests for a `model.Model`: they are checked and have an `Answer`, wherever its tokens go."""
 
-    about: About
-    config: Config
-    tokenizer: Tokenizer
+    def __init__(self, about: About, texts: Texts, deadline: float | None) -> None:
+        """`deadline`: seconds that any request may take."""
+        self.about, self.deadline = about, deadline
+        self.config, self.tokenizer, self.template = texts.config, texts.tokenizer, texts.template
 
     def submit(
         self,
@@ -236,36 +232,47 @@ class Answering(ABC):
         deadline: float | None = None,
     ) -> Answer:
         """See `model.Model`. QueueFull, ContextError, ModelError, EngineError; a GrammarError ends the answer."""
-        check_answers(self.about)
+        if self.about.embeds:
+            raise UnsupportedModelError(f"{self.about.name} makes vectors of texts and answers nothing: choose another")
         check(self.config, self.context, tokens, max_tokens, settings)
         answer = Answer(self.tokenizer, len(tokens), stops)
         deadline = min((each for each in (deadline, self.deadline) if each is not None), default=None)
-        answer.leave = self._begin_answer(
-            answer, wire.Ask(0, list(tokens), max_tokens, settings, seed, grammar, deadline)
-        )
+        answer.leave = self.ask(answer, wire.Ask(0, list(tokens), max_tokens, settings, seed, grammar, deadline))
         return answer
+
+    def check_texts(self, texts: Sequence[Sequence[int]]) -> None:
+        """ContextError, ModelError, and UnsupportedModelError for a model that makes no vectors."""
+        if not self.about.embeds:
+            raise UnsupportedModelError(
+                f"{self.about.name} was not made for vectors of texts: choose an embedding model"
+            )
+        for tokens in texts:
+            if len(tokens) > self.context:
+                raise ContextError(f"a text of {len(tokens)} tokens does not fit a context of {self.context}")
+            self.config.check_prompt(tokens)
+
+    def close_template(self) -> None:
+        """End the template's process."""
+        if self.template is not None:
+            with suppress(OSError):
+                self.template.close()
 
     @property
     @abstractmethod
     def context(self) -> int:
         """Tokens of prompt and answer that there is room for."""
 
-    @property
     @abstractmethod
-    def deadline(self) -> float | None:
-        """Seconds that any request may take."""
-
-    @abstractmethod
-    def _begin_answer(self, answer: Answer, ask: wire.Ask) -> Callable[[Reason], object]:
-        """Have the tokens of a sound request go into an answer; what ends it."""
+    def ask(self, sink: Sink, ask: wire.Ask) -> Callable[[Reason], object]:
+        """Have the tokens of a sound request go into a sink; what ends it. QueueFull, EngineError."""
 
 
 class Remote(Answering):
     """A `model.Model`. Made by `load`; close it."""
 
     def __init__(self, about: About, plan: Plan, texts: Texts) -> None:
-        self.about, self.plan = about, plan
-        self.config, self.tokenizer, self.template = texts.config, texts.tokenizer, texts.template
+        super().__init__(about, texts, plan.deadline)
+        self.plan = plan
         self.link = Link(self._came, self._lost)
         self.device = ""
         self.refused = 0
@@ -291,7 +298,7 @@ class Remote(Answering):
         try:
             made.device = (await made.link.load(wire.Load(about.path, about.embeds, options), sock)).device
         except BaseException:
-            made._close_template()
+            made.close_template()
             raise
         return made
 
@@ -325,19 +332,8 @@ class Remote(Answering):
         """Tokens of prompt and answer that there is room for."""
         return self.plan.context
 
-    @property
-    def deadline(self) -> float | None:
-        """Seconds that any request may take."""
-        return self.plan.deadline
-
-    def _begin_answer(self, answer: Answer, ask: wire.Ask) -> Callable[[Reason], object]:
-        return self.ask(answer, ask)
-
     def ask(self, sink: Sink, ask: wire.Ask, *, anyway: bool = False) -> Callable[[Reason], object]:
-        """Have the tokens of a sound request go into a sink, though the queue be full if `anyway`; what ends it.
-
-        QueueFull, EngineError.
-        """
+        """See `Answering`; `anyway` is also where the queue is full."""
         if self.error is not None:
             raise self.error
         try:
@@ -354,7 +350,7 @@ class Remote(Answering):
 
     async def embed(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """See `model.Model`. ContextError, ModelError, EngineError."""
-        check_embeds(self.about, self.config, self.context, texts)
+        self.check_texts(texts)
         vectors: NDArray[np.float32] = await self.link.reply(lambda number: wire.Embed(number, texts))
         return vectors
 
@@ -366,7 +362,7 @@ class Remote(Answering):
     async def close(self, *, drain: bool = False) -> None:
         """End the process and the template's. Answers end with what came, or whole if they may `drain`."""
         await self.link.close(drain=drain)
-        self._close_template()
+        self.close_template()
 
     # ---- what comes
 
@@ -394,24 +390,3 @@ class Remote(Answering):
     def _lost(self, error: TegradError) -> None:
         for number in list(self._owed):
             self._end(number, "error", error)
-
-    def _close_template(self) -> None:
-        if self.template is not None:
-            with suppress(OSError):
-                self.template.close()
-
-
-def check_answers(about: About) -> None:
-    """UnsupportedModelError for a model that answers nothing."""
-    if about.embeds:
-        raise UnsupportedModelError(f"{about.name} makes vectors of texts and answers nothing: choose another")
-
-
-def check_embeds(about: About, config: Config, context: int, texts: Sequence[Sequence[int]]) -> None:
-    """ContextError, ModelError, and UnsupportedModelError for a model that makes no vectors."""
-    if not about.embeds:
-        raise UnsupportedModelError(f"{about.name} was not made for vectors of texts: choose an embedding model")
-    for tokens in texts:
-        if len(tokens) > context:
-            raise ContextError(f"a text of {len(tokens)} tokens does not fit a context of {context}")
-        config.check_prompt(tokens)

@@ -18,16 +18,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from tegrad.errors import TegradError
-from tegrad.llm.answer import Answer, Reason
+from tegrad.llm.answer import Reason
 from tegrad.llm.sampler import Logprobs
-from tegrad.llm.service import QueueFull
+from tegrad.llm.service import QueueFull, Sink
 from tegrad.serve import wire
 from tegrad.serve.config import Bounds
 from tegrad.serve.log import LOG
 from tegrad.serve.model import About
 from tegrad.serve.plan import Plan, Wanted
 from tegrad.serve.prefixes import Prefixes
-from tegrad.serve.remote import Answering, Remote, Texts, check_embeds
+from tegrad.serve.remote import Answering, Remote, Texts
 from tegrad.serve.replica import CALL_S, Call, Here, authenticate, first_words, keep_alive
 from tegrad.serve.wire import EngineError
 
@@ -64,7 +64,7 @@ class _Request:
     """A request, and the sink of whichever replica has it."""
 
     owner: Replicated
-    answer: Answer
+    sink: Sink
     ask: wire.Ask
     end_at: float | None
     """In the time of `time.monotonic`."""
@@ -77,22 +77,22 @@ class _Request:
     def begin(self, cached: int) -> None:
         """See `service.Sink`."""
         if not self.came:
-            self.answer.begin(cached)
+            self.sink.begin(cached)
 
     def put(self, token: int, logprobs: Logprobs | None) -> None:
         """See `service.Sink`."""
         self.came.append(token)
-        self.answer.put(token, logprobs)
+        self.sink.put(token, logprobs)
 
     def end(self, reason: Reason, error: Exception | None = None) -> None:
         """See `service.Sink`; a replica that fails is no end."""
         self.leave_replica = None
         if self.left is not None and reason == "error":
-            self.answer.end(self.left)
+            self.sink.end(self.left)
         elif isinstance(error, EngineError) and self.tries < TRIES:
-            self.owner.ask(self, again=True)
+            self.owner.give(self, again=True)
         else:
-            self.answer.end(reason, error)
+            self.sink.end(reason, error)
 
     def leave(self, reason: Reason) -> None:
         """Nobody wants more of it."""
@@ -116,8 +116,8 @@ class Replicated(Answering):
     """A `model.Model`. Made by `load`; close it."""
 
     def __init__(self, about: About, wanted: Wanted, texts: Texts, home: Home) -> None:
-        self.about, self.bounds = about, home.bounds
-        self.config, self.tokenizer, self.template = texts.config, texts.tokenizer, texts.template
+        super().__init__(about, texts, wanted.deadline)
+        self.bounds = home.bounds
         self.app = f"tegrad-{secrets.token_hex(4)}"
         self.error: TegradError | None = None
         """Why it can be asked no more."""
@@ -189,17 +189,13 @@ class Replicated(Answering):
 
     # ---- a Model
 
-    @property
-    def deadline(self) -> float | None:
-        """Seconds that any request may take."""
-        return self._wanted.deadline
-
-    def _begin_answer(self, answer: Answer, ask: wire.Ask) -> Callable[[Reason], object]:
-        request = _Request(self, answer, ask, None if ask.deadline is None else time.monotonic() + ask.deadline)
-        self.ask(request)
+    def ask(self, sink: Sink, ask: wire.Ask) -> Callable[[Reason], object]:
+        """See `Answering`."""
+        request = _Request(self, sink, ask, None if ask.deadline is None else time.monotonic() + ask.deadline)
+        self.give(request)
         return request.leave
 
-    def ask(self, request: _Request, *, again: bool = False) -> None:
+    def give(self, request: _Request, *, again: bool = False) -> None:
         """Give a request to the replica that suits it best, or have it wait for one.
 
         QueueFull, unless it was taken before and is asked `again`.
@@ -218,7 +214,7 @@ class Replicated(Answering):
 
     async def embed(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """See `model.Model`, and `Remote.embed`."""
-        check_embeds(self.about, self.config, self.context, texts)
+        self.check_texts(texts)
         for left in reversed(range(TRIES)):
             await self._some()
             remote = min(self.replicas.values(), key=lambda remote: remote.link.waited)
@@ -240,15 +236,13 @@ class Replicated(Answering):
         for request in list(self._waiting):
             self.drop(request, "error", self.error)
         await asyncio.to_thread(self._home.stop, self.app)
-        if self.template is not None:
-            with suppress(OSError):
-                self.template.close()
+        self.close_template()
 
     # ---- requests that wait while no replica is there
 
     def _wait(self, request: _Request, *, again: bool) -> None:
         if self.error is not None:
-            request.answer.end("error", self.error)
+            request.sink.end("error", self.error)
             return
         if len(self._waiting) >= self._wanted.slots + self._wanted.queue and not again:
             raise QueueFull(len(self._waiting), 10.0)
@@ -259,10 +253,14 @@ class Replicated(Answering):
     def drop(self, request: _Request, reason: Reason, error: Exception | None = None) -> None:
         """End a request that waits, if it does."""
         with suppress(ValueError):
-            self._waiting.remove(request)
-            if request.timer is not None:
-                request.timer.cancel()
-            request.answer.end(reason, error)
+            self._taken(request)
+            request.sink.end(reason, error)
+
+    def _taken(self, request: _Request) -> None:
+        """A request waits no more. ValueError for one that did not."""
+        self._waiting.remove(request)
+        if request.timer is not None:
+            request.timer.cancel()
 
     async def _some(self) -> None:
         """Wait until a replica is there."""
@@ -330,10 +328,8 @@ class Replicated(Answering):
         if len(self._remotes) >= self.bounds.least and not self._enough.done():
             self._enough.set_result(None)
         for request in list(self._waiting):
-            self._waiting.remove(request)
-            if request.timer is not None:
-                request.timer.cancel()
-            self.ask(request, again=True)
+            self._taken(request)
+            self.give(request, again=True)
 
     def _failed(self, error: TegradError) -> None:
         """A replica cannot load the model: an error of the load, or else there are fewer replicas."""

@@ -150,9 +150,9 @@ def test_who_leaves_and_what_stops_gives_its_slot_back(remote: Remote, run: Any)
         reader.cancel()
         late = remote.submit(prompt(1), deadline=0.0)
         assert await whole(late) == ("", [], [])
-        remote.plan = replace(PLAN, deadline=0.0)  # of all requests
+        remote.deadline = 0.0  # of all requests
         assert await whole(remote.submit(prompt(1), deadline=9.0)) == ("", [], [])
-        remote.plan = PLAN
+        remote.deadline = None
         while not await quiet(remote):
             await asyncio.sleep(0.001)
         after = (await remote.counts()).ended

@@ -137,7 +137,7 @@ def owner(model: Replicated, answer: Answer) -> str:
     """The replica that makes an answer."""
     names = [
         name for name, one in model.replicas.items()
-        for owed in one._owed.values() if getattr(owed.sink, "answer", None) is answer
+        for owed in one._owed.values() if getattr(owed.sink, "sink", None) is answer
     ]  # fmt: skip
     return names[0]
 
