@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -56,87 +57,79 @@ class _Found(Collector):
         return self._metrics
 
 
-_Figure: TypeAlias = tuple[str, Callable[[Counts], int]]
-COUNTERS: Final[Mapping[str, _Figure]] = {
-    "prompt_tokens": ("Tokens of prompts that were answered", lambda counts: counts.prompt_tokens),
-    "cached_tokens": ("Those of prompts' tokens that were found in the cache", lambda counts: counts.cached_tokens),
-    "tokens_predicted": ("Tokens that were generated", lambda counts: counts.completion_tokens),
-    "n_decode": ("Steps that gave tokens", lambda counts: counts.widths.total()),
-    "device_reopened": ("Times that the device failed and was opened again", lambda counts: counts.reopened),
-}
-GAUGES: Final[Mapping[str, _Figure]] = {
-    "requests_processing": ("Requests that have a slot", lambda counts: counts.running),
-    "requests_deferred": ("Requests that wait for one", lambda counts: counts.waiting),
-}
+Sample: TypeAlias = tuple[Sequence[str], float]
+"""The values of its labels, and its own."""
+
+
+def family(
+    kind: type[CounterMetricFamily | GaugeMetricFamily], name: str, text: str, labels: Sequence[str],
+    samples: Iterable[Sample],
+) -> Metric:  # fmt: skip
+    """A figure of one name."""
+    made = kind(f"tegrad:{name}", text, labels=labels)
+    for values, value in samples:
+        made.add_metric(values, value)
+    return made
+
+
+_counter, _gauge = partial(family, CounterMetricFamily), partial(family, GaugeMetricFamily)
+
+ENGINES: Final[Mapping[str, tuple[partial[Metric], str, Callable[[Row], int]]]] = {
+    "prompt_tokens": (_counter, "Tokens of prompts that were answered", lambda row: row.counts.prompt_tokens),
+    "cached_tokens": (
+        _counter, "Those of prompts' tokens that were found in the cache", lambda row: row.counts.cached_tokens
+    ),
+    "tokens_predicted": (_counter, "Tokens that were generated", lambda row: row.counts.completion_tokens),
+    "n_decode": (_counter, "Steps that gave tokens", lambda row: row.counts.widths.total()),
+    "device_reopened": (
+        _counter, "Times that the device failed and was opened again", lambda row: row.counts.reopened
+    ),
+    "requests_processing": (_gauge, "Requests that have a slot", lambda row: row.counts.running),
+    "requests_deferred": (_gauge, "Requests that wait for one", lambda row: row.counts.waiting),
+    "requests_refused": (_counter, "Requests that found the queue full", lambda row: row.remote.refused),
+    "model_bytes": (_gauge, "Memory that a loaded model is counted with", lambda row: row.remote.plan.bytes),
+    "slots": (_gauge, "Sequences that may decode together", lambda row: row.remote.plan.slots),
+}  # fmt: skip
+"""What an engine counts, and what the server knows of it."""
 
 
 def of_engines(rows: Sequence[Row], names: Sequence[str]) -> Iterator[Metric]:
-    """Of each engine: what it counts, and what the server knows of it."""
-    for name, (help_text, of) in COUNTERS.items():
-        counter = CounterMetricFamily(f"tegrad:{name}", help_text, labels=names)
-        for row in rows:
-            counter.add_metric(row.labels, of(row.counts))
-        yield counter
-    for name, (help_text, of) in GAUGES.items():
-        gauge = GaugeMetricFamily(f"tegrad:{name}", help_text, labels=names)
-        for row in rows:
-            gauge.add_metric(row.labels, of(row.counts))
-        yield gauge
+    """Of each engine, with the names of its labels."""
+    for name, (kind, text, of) in ENGINES.items():
+        yield kind(name, text, names, [(row.labels, of(row)) for row in rows])
     widths = HistogramMetricFamily("tegrad:step_sequences", "Sequences that a step gave a token", labels=names)
-    ended = CounterMetricFamily("tegrad:requests", "Requests that ended, by how", labels=[*names, "reason"])
     for row in rows:
         steps = row.counts.widths
         below = [(str(end), sum(count for width, count in steps.items() if width <= end)) for end in WIDTHS]
         total = sum(width * count for width, count in steps.items())
         widths.add_metric(row.labels, [*below, ("+Inf", steps.total())], total)
-        for reason, number in row.counts.ended.items():
-            ended.add_metric([*row.labels, reason], number)
-    yield from (widths, ended)
-    refused = CounterMetricFamily("tegrad:requests_refused", "Requests that found the queue full", labels=names)
-    memory = GaugeMetricFamily("tegrad:model_bytes", "Memory that a loaded model is counted with", labels=names)
-    slots = GaugeMetricFamily("tegrad:slots", "Sequences that may decode together", labels=names)
-    for row in rows:
-        refused.add_metric(row.labels, row.remote.refused)
-        memory.add_metric(row.labels, row.remote.plan.bytes)
-        slots.add_metric(row.labels, row.remote.plan.slots)
-    yield from (refused, memory, slots)
+    yield widths
+    ended = [([*row.labels, reason], count) for row in rows for reason, count in row.counts.ended.items()]
+    yield _counter("requests", "Requests that ended, by how", [*names, "reason"], ended)
 
 
-def of_places(places: Iterable[Place]) -> Iterator[Metric]:
+def of_places(places: Sequence[Place]) -> Iterator[Metric]:
     """Of each model that was asked for."""
-    failures = CounterMetricFamily("tegrad:load_failures", "Times that a model could not be loaded", labels=["model"])
-    replicas = GaugeMetricFamily("tegrad:replicas", "Replicas that can be asked", labels=["model"])
-    retried = CounterMetricFamily("tegrad:requests_retried", "Times that another replica took over", labels=["model"])
-    for place in places:
-        failures.add_metric([place.about.name], place.failures)
-        if isinstance(place.here, Replicated):
-            replicas.add_metric([place.about.name], len(place.here.replicas))
-            retried.add_metric([place.about.name], place.here.retried)
-    yield from (failures, replicas, retried)
+    failures = [([place.about.name], place.failures) for place in places]
+    yield _counter("load_failures", "Times that a model could not be loaded", ["model"], failures)
+    shared = [([place.about.name], place.here) for place in places if isinstance(place.here, Replicated)]
+    replicas = [(name, len(model.replicas)) for name, model in shared]
+    yield _gauge("replicas", "Replicas that can be asked", ["model"], replicas)
+    retried = [(name, model.retried) for name, model in shared]
+    yield _counter("requests_retried", "Times that another replica took over", ["model"], retried)
 
 
 def of_machine(root: Path) -> Iterator[Metric]:
     """What the system tells of memory, temperatures, clocks and throttling; a Jetson tells all of it."""
-    free = GaugeMetricFamily("tegrad:memory_room_bytes", "Memory of the system that is left for models")
-    free.add_metric([], machine_room())
-    yield free
-    heat = GaugeMetricFamily("tegrad:temperature_celsius", "Of a thermal zone", labels=["zone"])
-    for zone, degrees in machine.temperatures(root):
-        heat.add_metric([zone], degrees)
-    yield heat
-    cooling = GaugeMetricFamily("tegrad:cooling_state", "Of a cooling device; above 0 it throttles", labels=["device"])
-    for device, state in machine.cooling(root):
-        cooling.add_metric([device], state)
-    yield cooling
-    clock = GaugeMetricFamily("tegrad:gpu_clock_hertz", "Of the GPU, now and at most", labels=["gpu", "which"])
-    for gpu in machine.gpu_clocks(root):
-        for which, hertz in (("now", gpu.now), ("most", gpu.most)):
-            if hertz:
-                clock.add_metric([gpu.name, which], hertz)
-    yield clock
-    events = CounterMetricFamily(
-        "tegrad:over_currents", "Times that the power supply's limit throttled", labels=["alarm"]
-    )
-    for alarm, count in machine.over_currents(root).items():
-        events.add_metric([alarm], count)
-    yield events
+    yield _gauge("memory_room_bytes", "Memory of the system that is left for models", (), [((), machine_room())])
+    heat = [([zone], degrees) for zone, degrees in machine.temperatures(root)]
+    yield _gauge("temperature_celsius", "Of a thermal zone", ["zone"], heat)
+    cooling = [([device], state) for device, state in machine.cooling(root)]
+    yield _gauge("cooling_state", "Of a cooling device; above 0 it throttles", ["device"], cooling)
+    clocks = [
+        ([gpu.name, which], hertz)
+        for gpu in machine.gpu_clocks(root) for which, hertz in (("now", gpu.now), ("most", gpu.most)) if hertz
+    ]  # fmt: skip
+    yield _gauge("gpu_clock_hertz", "Of the GPU, now and at most", ["gpu", "which"], clocks)
+    events = [([alarm], count) for alarm, count in machine.over_currents(root).items()]
+    yield _counter("over_currents", "Times that the power supply's limit throttled", ["alarm"], events)
