@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Self, TypeAlias
@@ -70,36 +70,20 @@ class Config:
         given = _read(file) if file is not None else {}
         tables = given.pop("model", {})
         given |= {name: value for name, value in options.items() if value is not None}
-        for name, value in given.items():
-            _check(name, value, OPTIONS)
+        _check(given, OPTIONS)
         own = {}
         if not isinstance(tables, dict):
             raise ConfigError(f'{file}: models are told of in tables such as [model."name"]')
         for model, table in tables.items():
             if not isinstance(table, dict):
                 raise ConfigError(f'{file}: what is told of a model is a table, [model."{model}"]')
-            for name, value in table.items():
-                _check(name, value, OF_MODEL, f'[model."{model}"] ')
-            own[model] = _wanted({**given, **table})
+            _check(table, OF_MODEL, f'[model."{model}"] ')
+            own[model] = Wanted(**_made({**given, **table}, OF_MODEL))
         if (given.get("tls_cert") is None) != (given.get("tls_key") is None):
             raise ConfigError("TLS needs a certificate and its key: give --tls-cert and --tls-key")
-        made: dict[str, Any] = {"wanted": _wanted(given), "own": own}
-        if (replicas := given.get("replicas")) is not None:
-            made["replicas"] = _bounds(str(replicas))
-        elif "ray" in given:
+        if "ray" in given and "replicas" not in given:
             raise ConfigError("a Ray cluster is for replicas: give --replicas N as well")
-        names = ("models", "host", "port", "cors", "grace", "log", "ray")
-        made |= {name: given[name] for name in names if name in given}
-        made |= {name: Path(given[name]).expanduser() for name in ("tls_cert", "tls_key") if name in given}
-        if "memory" in given:
-            made["memory"] = int(given["memory"] * (1 << 30))
-        if "keep_alive" in given:
-            made["keep_alive"] = given["keep_alive"] if given["keep_alive"] >= 0 else math.inf
-        if "max_body" in given:
-            made["most_body"] = int(given["max_body"] * (1 << 20))
-        if "api_key_file" in given:
-            made["keys"] = _keys(Path(given["api_key_file"]).expanduser())
-        return cls(**made)
+        return cls(wanted=Wanted(**_made(given, OF_MODEL)), own=own, **_made(given, OF_SERVER))
 
     @property
     def local(self) -> bool:
@@ -107,37 +91,96 @@ class Config:
         return self.host in LOOPBACK
 
 
-_Rule: TypeAlias = tuple[type | tuple[type, ...], float, float]
-"""A value's type, and for numbers the least and the largest."""
-_ANY: Final = (-math.inf, math.inf)
-OF_MODEL: Final[Mapping[str, _Rule]] = {
-    "context": (int, 1, math.inf),
-    "slots": (int, 1, 64),
-    "queue": (int, 0, 1 << 20),
-    "cache": (str, *_ANY),
-    "same_answer": (bool, *_ANY),
-    "deadline": ((int, float), 0, math.inf),
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A row: an option's type, and its bounds or what may be chosen; and what becomes of its value."""
+
+    kind: type | tuple[type, ...]
+    least: float = -math.inf
+    largest: float = math.inf
+    choices: Sequence[str] = ()
+    field: str = ""
+    """Of `Wanted` or `Config`, if it has another name there."""
+    made: Callable[[Any], Any] = lambda value: value
+
+    def check(self, name: str, value: Any) -> None:
+        """ConfigError for what it cannot be."""
+        fits = isinstance(value, self.kind) and (self.kind is bool or not isinstance(value, bool))
+        if fits and isinstance(value, list):
+            fits = all(isinstance(entry, str) for entry in value)
+        if fits and isinstance(value, int | float):
+            fits = self.least <= value <= self.largest
+        if not fits or (self.choices and value not in self.choices):
+            raise ConfigError(f"{name} = {value!r}: give {' or '.join(self.choices) or self._wanted}")
+
+    @property
+    def _wanted(self) -> str:
+        names = {str: "a text", bool: "true or false", list: "a list of texts", int: "a whole number"}
+        what = names.get(self.kind, "a number") if isinstance(self.kind, type) else "a number"
+        bounds = f" from {self.least:g}" * (self.least > -math.inf) + f" to {self.largest:g}" * (
+            self.largest < math.inf
+        )
+        return what + bounds
+
+
+def _bounds(given: int | str) -> Bounds:
+    """Of 2, "2", or "2..4"."""
+    least, dots, most = str(given).partition("..")
+    try:
+        made = Bounds(int(least), int(most if dots else least))
+        if 1 <= made.least <= made.most:
+            return made
+    except ValueError:
+        pass
+    raise ConfigError(f"replicas = {str(given)!r}: give how many, such as 2, or how many at least and at most, 2..4")
+
+
+def _path(name: str) -> Path:
+    return Path(name).expanduser()
+
+
+def _keys(name: str) -> frozenset[str]:
+    file = _path(name)
+    try:
+        lines = file.read_text("utf-8-sig").splitlines()
+    except OSError as error:
+        raise ConfigError(f"cannot read the keys in {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is no text in UTF-8: write a key in each line") from error
+    keys = frozenset(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+    if not keys:
+        raise ConfigError(f"{file} has no key: write one in each line")
+    return keys
+
+
+_NUMBER: Final = (int, float)
+OF_MODEL: Final[Mapping[str, Option]] = {
+    "context": Option(int, 1),
+    "slots": Option(int, 1, 64),
+    "queue": Option(int, 0, 1 << 20),
+    "cache": Option(str, choices=("f16", "q8_0"), field="q8", made=lambda kind: kind == "q8_0"),
+    "same_answer": Option(bool, field="same"),
+    "deadline": Option(_NUMBER, 0),
 }
-"""What may be told of one model."""
-OPTIONS: Final[Mapping[str, _Rule]] = {
-    **OF_MODEL,
-    "models": (list, *_ANY),
-    "host": (str, *_ANY),
-    "port": (int, 0, 65535),
-    "memory": ((int, float), 0, 1 << 20),
-    "keep_alive": ((int, float), *_ANY),
-    "api_key_file": (str, *_ANY),
-    "cors": (list, *_ANY),
-    "tls_cert": (str, *_ANY),
-    "tls_key": (str, *_ANY),
-    "max_body": ((int, float), 0, 1 << 20),
-    "replicas": ((int, str), 1, 1 << 10),
-    "ray": (str, *_ANY),
-    "grace": ((int, float), 0, 1 << 20),
-    "log": (str, *_ANY),
+"""What may be told of one model: a `Wanted`."""
+OF_SERVER: Final[Mapping[str, Option]] = {
+    "models": Option(list),
+    "host": Option(str),
+    "port": Option(int, 0, 65535),
+    "memory": Option(_NUMBER, 0, 1 << 20, made=lambda gib: int(gib * (1 << 30))),
+    "keep_alive": Option(_NUMBER, made=lambda seconds: seconds if seconds >= 0 else math.inf),
+    "api_key_file": Option(str, field="keys", made=_keys),
+    "cors": Option(list),
+    "tls_cert": Option(str, made=_path),
+    "tls_key": Option(str, made=_path),
+    "max_body": Option(_NUMBER, 0, 1 << 20, field="most_body", made=lambda mib: int(mib * (1 << 20))),
+    "replicas": Option((int, str), 1, 1 << 10, made=_bounds),
+    "ray": Option(str),
+    "grace": Option(_NUMBER, 0, 1 << 20),
+    "log": Option(str, choices=("text", "json", "off")),
 }
+OPTIONS: Final[Mapping[str, Option]] = {**OF_MODEL, **OF_SERVER}
 """All options, by their names in the file. `memory` is in GiB, `max_body` in MiB."""
-CHOICES: Final = {"cache": ("f16", "q8_0"), "log": ("text", "json", "off")}
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -149,54 +192,12 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file} is not TOML: {error}") from error
 
 
-def _check(name: str, value: Any, rules: Mapping[str, _Rule], where: str = "") -> None:
-    if name not in rules:
-        raise ConfigError(f"there is no option {where}{name}: choose among {', '.join(rules)}")
-    kind, least, largest = rules[name]
-    fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    if fits and isinstance(value, list):
-        fits = all(isinstance(entry, str) for entry in value)
-    if fits and isinstance(value, int | float):
-        fits = least <= value <= largest
-    if not fits or value not in CHOICES.get(name, (value,)):
-        what = " or ".join(CHOICES[name]) if name in CHOICES else _said(kind, least, largest)
-        raise ConfigError(f"{where}{name} = {value!r}: give {what}")
+def _check(given: Mapping[str, Any], options: Mapping[str, Option], where: str = "") -> None:
+    for name, value in given.items():
+        if name not in options:
+            raise ConfigError(f"there is no option {where}{name}: choose among {', '.join(options)}")
+        options[name].check(f"{where}{name}", value)
 
 
-def _said(kind: type | tuple[type, ...], least: float, largest: float) -> str:
-    names = {str: "a text", bool: "true or false", list: "a list of texts", int: "a whole number"}
-    what = names.get(kind, "a number") if isinstance(kind, type) else "a number"
-    bounds = f" from {least:g}" * (least > -math.inf) + f" to {largest:g}" * (largest < math.inf)
-    return what + bounds
-
-
-def _wanted(given: Mapping[str, Any]) -> Wanted:
-    names = {"context": "context", "slots": "slots", "queue": "queue", "same_answer": "same", "deadline": "deadline"}
-    return Wanted(
-        q8=given.get("cache") == "q8_0", **{ours: given[name] for name, ours in names.items() if name in given}
-    )
-
-
-def _bounds(text: str) -> Bounds:
-    """Of "2", or "2..4"."""
-    least, dots, most = text.partition("..")
-    try:
-        made = Bounds(int(least), int(most if dots else least))
-        if 1 <= made.least <= made.most:
-            return made
-    except ValueError:
-        pass
-    raise ConfigError(f"replicas = {text!r}: give how many, such as 2, or how many at least and at most, 2..4")
-
-
-def _keys(file: Path) -> frozenset[str]:
-    try:
-        lines = file.read_text("utf-8-sig").splitlines()
-    except OSError as error:
-        raise ConfigError(f"cannot read the keys in {file}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is no text in UTF-8: write a key in each line") from error
-    keys = frozenset(line.strip() for line in lines if line.strip() and not line.startswith("#"))
-    if not keys:
-        raise ConfigError(f"{file} has no key: write one in each line")
-    return keys
+def _made(given: Mapping[str, Any], options: Mapping[str, Option]) -> dict[str, Any]:
+    return {row.field or name: row.made(given[name]) for name, row in options.items() if name in given}
