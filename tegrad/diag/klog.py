@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ContextDecorator
 from enum import StrEnum
 from types import TracebackType
@@ -37,63 +37,46 @@ class Severity(StrEnum):
     INFO = "info"
 
 
-class LogRule(NamedTuple):
-    """Lines that match a pattern, how bad they are, and what they mean to a user."""
-
-    severity: Severity
-    pattern: re.Pattern[str]
-    meaning: str
-
-
-def _rule(severity: Severity, pattern: str, meaning: str) -> LogRule:
-    return LogRule(severity, re.compile(pattern, re.IGNORECASE), meaning)
-
-
 OURS = re.compile(
     r"\bnvgpu\b|\bnvmap\b|\bgk20a\b|17000000\.gpu|\bhost1x\b|arm-smmu.*17000000|^board: |\bNVRM\b", re.IGNORECASE
 )
 """What makes a line one of the GPU's: its drivers, its SMMU faults, the board's own notes, the desktop driver."""
 
-RULES = (
-    # Known harmless: a working client causes these (L4T r36.4.3, seen on AGX Orin).
-    _rule(
-        Severity.HARMLESS,
-        r"all allocations must have a tag",
-        "an nvmap client allocates without a tag; once per client",
-    ),
-    _rule(
-        Severity.HARMLESS, r"gr_init_commit_rtv_cb", "an address range above the graphics limit; compute does not care"
-    ),
-    _rule(Severity.HARMLESS, r"error reporting is not supported", "no safety services on this board"),
-    _rule(Severity.HARMLESS, r"CE engine not idle", "follows an earlier error"),
-    _rule(Severity.HARMLESS, r"unknown nvmap_ioc", "an ioctl that this nvmap does not have was tried"),
-    _rule(Severity.HARMLESS, r"unrecognized \w+ gpu ioctl", "an ioctl that this nvgpu does not have was tried"),
-    _rule(Severity.HARMLESS, r"setup_bind:\d+ .*fail\s*$", "a channel's set-up was refused; the client got the errno"),
-    # Errors: the GPU or the driver gave something up.
-    _rule(
-        Severity.ERROR, r"\[MMU FAULT\]|page fault|mmu fault", "an address that is not mapped, or not for that access"
-    ),
-    _rule(Severity.ERROR, r"arm-smmu.*(fault|error)", "an access that the system MMU refused"),
-    _rule(Severity.ERROR, r"sm machine check|sm hww|sm err state", "a kernel did what an SM refuses"),
-    _rule(Severity.ERROR, r"sked exception", "a launch descriptor (QMD) that the scheduler refuses"),
-    _rule(
-        Severity.ERROR, r"class error|invalid class|illegal (notify|method)", "a method that the engine does not have"
-    ),
-    _rule(Severity.ERROR, r"PBDMA intr|pbdma_intr_", "a broken pushbuffer or GPFIFO entry"),
-    _rule(Severity.ERROR, r"semaphore acquire timeout", "a semaphore that nobody released"),
-    _rule(Severity.ERROR, r"ctxnotvalid", "engine methods on a channel without an object context"),
-    _rule(Severity.ERROR, r"ce launch error|ce: inst", "a copy that the engine refuses"),
-    _rule(Severity.ERROR, r"ctxsw timeout|unbind failed", "a context that did not leave the engine in its time"),
-    _rule(Severity.ERROR, r"job on channel \d+ timed out", "the channel's watchdog expired"),
-    _rule(Severity.ERROR, r"error notifier set to \d+", "a channel died; the code is its error notifier's"),
-    _rule(Severity.ERROR, r"GR exception", "the graphics and compute engine stopped a channel"),
-    _rule(Severity.ERROR, r"quiesce", "the GPU does not come back; reboot"),
-    _rule(Severity.ERROR, r"^board: GPU reset", "the emulated GPU died and was started again"),
-    _rule(Severity.ERROR, r"\bXid\b", "the desktop driver reports a GPU error"),
-    _rule(Severity.WARNING, r"references left", "a channel is closed while something still uses it"),
-    _rule(Severity.WARNING, r"out of memory|alloc\w* fail", "the driver found no memory"),
-)
-"""Searched in order; a line that none matches is judged by its `[ERR]` mark or its level."""
+MEANINGS: Mapping[Severity, Mapping[str, str]] = {
+    Severity.HARMLESS: {  # a working client causes these (L4T r36.4.3, seen on AGX Orin)
+        r"all allocations must have a tag": "an nvmap client allocates without a tag; once per client",
+        r"gr_init_commit_rtv_cb": "an address range above the graphics limit; compute does not care",
+        r"error reporting is not supported": "no safety services on this board",
+        r"CE engine not idle": "follows an earlier error",
+        r"unknown nvmap_ioc": "an ioctl that this nvmap does not have was tried",
+        r"unrecognized \w+ gpu ioctl": "an ioctl that this nvgpu does not have was tried",
+        r"setup_bind:\d+ .*fail\s*$": "a channel's set-up was refused; the client got the errno",
+    },
+    Severity.ERROR: {  # the GPU or the driver gave something up
+        r"\[MMU FAULT\]|page fault|mmu fault": "an address that is not mapped, or not for that access",
+        r"arm-smmu.*(fault|error)": "an access that the system MMU refused",
+        r"sm machine check|sm hww|sm err state": "a kernel did what an SM refuses",
+        r"sked exception": "a launch descriptor (QMD) that the scheduler refuses",
+        r"class error|invalid class|illegal (notify|method)": "a method that the engine does not have",
+        r"PBDMA intr|pbdma_intr_": "a broken pushbuffer or GPFIFO entry",
+        r"semaphore acquire timeout": "a semaphore that nobody released",
+        r"ctxnotvalid": "engine methods on a channel without an object context",
+        r"ce launch error|ce: inst": "a copy that the engine refuses",
+        r"ctxsw timeout|unbind failed": "a context that did not leave the engine in its time",
+        r"job on channel \d+ timed out": "the channel's watchdog expired",
+        r"error notifier set to \d+": "a channel died; the code is its error notifier's",
+        r"GR exception": "the graphics and compute engine stopped a channel",
+        r"quiesce": "the GPU does not come back; reboot",
+        r"^board: GPU reset": "the emulated GPU died and was started again",
+        r"\bXid\b": "the desktop driver reports a GPU error",
+    },
+    Severity.WARNING: {
+        r"references left": "a channel is closed while something still uses it",
+        r"out of memory|alloc\w* fail": "the driver found no memory",
+    },
+}
+"""How bad lines are that match a pattern, and what they mean to a user. Patterns are searched in order; a line that
+none matches is judged by its `[ERR]` mark or its level."""
 
 
 class LogLine(NamedTuple):
@@ -115,9 +98,10 @@ def classify(record: LogRecord) -> LogLine | None:
     """The line that a record is, or None where it is not the GPU's."""
     if not OURS.search(record.text):
         return None
-    for rule in RULES:
-        if rule.pattern.search(record.text):
-            return LogLine(record, rule.severity, rule.meaning)
+    for severity, rows in MEANINGS.items():
+        for pattern, meaning in rows.items():
+            if re.search(pattern, record.text, re.IGNORECASE):
+                return LogLine(record, severity, meaning)
     if record.text.startswith("board: "):
         return LogLine(record, Severity.INFO, "a note of the emulation")
     marked = "[ERR]" in record.text or ("[INFO]" not in record.text and record.level <= LEVEL_ERROR)

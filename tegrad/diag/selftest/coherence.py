@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import tegrad
@@ -102,12 +102,13 @@ def details(seen: Matrix) -> Iterator[str]:
         if one.coherent:
             yield f"{name}: coherent by itself"
             continue
-        yield f"{name}: the GPU's stores {_stores(one)}"
-        yield f"{name}: the GPU {_loads(one)}"
+        through, kept = "go through L2 to memory: the CPU sees them at once", "stay in L2: the CPU sees them"
+        yield f"{name}: the GPU's stores {_seen(one.to_cpu, through, kept)}"
+        anew, old = "sees the CPU's stores at once", "keeps what it has read: it sees the CPU's stores"
+        yield f"{name}: the GPU {_seen(one.to_gpu, anew, old)}"
         if one.pushbuffers != [1, 2, 3]:
-            anew = _helps([one.anew])
             ran = " ".join(map(str, one.pushbuffers))
-            yield f"{name}: a pushbuffer rewritten at one address ran {ran}; it is read anew {_after(anew)}"
+            yield f"{name}: a pushbuffer rewritten at one address ran {ran}; it is read anew {_after([one.anew])}"
         if lost := [what for what, there in one.kept.items() if not there]:
             yield f"{name}: a line that left L2 later overwrote what the CPU had stored: {', '.join(lost)}"
 
@@ -126,29 +127,16 @@ def wrongs(one: Seen) -> Iterator[str]:
         yield f"the CPU's stores were overwritten: {', '.join(lost)}"
 
 
-def _stores(one: Seen) -> str:
-    if all(by.get(NONE) is True for by in one.to_cpu.values()):
-        return "go through L2 to memory: the CPU sees them at once"
-    helps = _helps(by for by in one.to_cpu.values() if by.get(NONE) is not True)
-    return f"stay in L2: the CPU sees them {_after(helps)}"
+def _seen(ways: Mapping[str, Mapping[str, bool | str]], at_once: str, else_: str) -> str:
+    """What is told of stores, by way: that they are seen at once, or else after what."""
+    late = [by for by in ways.values() if by.get(NONE) is not True]
+    return f"{else_} {_after(late)}" if late else at_once
 
 
-def _loads(one: Seen) -> str:
-    if all(by.get(NONE) is True for by in one.to_gpu.values()):
-        return "sees the CPU's stores at once"
-    helps = _helps(by for by in one.to_gpu.values() if by.get(NONE) is not True)
-    return f"keeps what it has read: it sees the CPU's stores {_after(helps)}"
-
-
-def _after(helps: str) -> str:
-    return f"after {helps}" if helps else "after nothing that was tried"
-
-
-def _helps(tables: Iterable[Mapping[str, bool | str]]) -> str:
-    """The remedies that work in every one of these tables."""
-    tables = list(tables)
-    names = [name for name in tables[0] if all(table.get(name) is True for table in tables)] if tables else []
-    return " or ".join(names)
+def _after(tables: Sequence[Mapping[str, bool | str]]) -> str:
+    """After which remedies, of those that work in every one of these tables."""
+    names = [name for name in tables[0] if all(table.get(name) is True for table in tables)]
+    return f"after {' or '.join(names)}" if names else "after nothing that was tried"
 
 
 def _keep(notes: Notes, found: Verdict) -> None:
