@@ -21,6 +21,7 @@ from pathlib import Path
 from tegrad.conformance.rule import Differs, NotApplicable
 from tegrad.diag.selftest.stage import Asked, Notes, Stage, Surprise, Value
 from tegrad.errors import TegradError
+from tegrad.nv.kernel import emulated
 
 
 def _no_compilers() -> str:
@@ -43,8 +44,7 @@ NEEDS: Mapping[str, Callable[[], str]] = {"compilers": _no_compilers, "tinygrad"
 
 def perform(stage: Stage, emit: Callable[[Mapping[str, Value]], object], asked: Asked | None = None) -> None:
     """Run a stage and emit what it tells, and its outcome last."""
-    notes = Notes(emit, 0, asked)
-    notes.amount = stage.share(notes.board)
+    notes = Notes(emit, stage.share(emulated()), asked)
     if lacking := "; ".join(filter(None, (NEEDS[need]() for need in stage.needs))):
         emit({"outcome": "not here", "detail": lacking})
         return

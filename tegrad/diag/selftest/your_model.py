@@ -13,7 +13,7 @@ from typing import Any
 
 from tegrad.conformance.rule import NotApplicable
 from tegrad.diag.selftest import llama_bench
-from tegrad.diag.selftest.model import MOST_LOGIT_ERROR, MOST_REGRET
+from tegrad.diag.selftest.model import MANY, MOST_LOGIT_ERROR, MOST_REGRET, ONE, distance, regret
 from tegrad.diag.selftest.stage import Notes
 from tegrad.nv import exercise
 
@@ -27,7 +27,6 @@ PROMPT_TOKENS = 8
 PROMPT_PER_DECODED = 4
 """Tokens of the timed prompt for each that is decoded: 512 and 128 on a device, which are llama-bench's own amounts."""
 REPETITIONS = 3
-ONE, MANY = "one launch", "many launches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,19 +193,15 @@ def _alike(notes: Notes, one: Way, many: Way) -> None:
     """Logits after the same tokens are near each other, and where the tokens part, both are as likely."""
     import numpy as np
 
-    errors = [
-        float(np.sqrt(((mine - other) ** 2).mean()) / other.std())
-        for mine, other in zip(one.logits, many.logits, strict=True)
-    ]
+    errors = [distance(mine, other) for mine, other in zip(one.logits, many.logits, strict=True)]
     notes.fact("difference of logits, the largest", round(max(errors), 5))
-    at = int(np.argmax(errors))
+    at = int(np.argmax(errors))  # where one is no number, that one
     expected = f"logits within {MOST_DIFFERENCE} standard deviations of each other"
     notes.expect(errors[at] < MOST_DIFFERENCE, expected, f"{errors[at]:.4f} after token {at}")
     notes.fact("the same tokens both ways", one.tokens == many.tokens)
     for at, (mine, other) in enumerate(_parting(one.tokens, many.tokens)):
-        row = many.logits[at]
-        regret = float((row.max() - row[mine]) / row.std())
-        notes.expect(regret < MOST_REGRET, f"token {other} at {at}, as in {MANY}, or one as likely", f"{mine} in {ONE}")
+        expected = f"token {other} at {at}, as in {MANY}, or one as likely"
+        notes.expect(regret(many.logits[at], mine) < MOST_REGRET, expected, f"{mine} in {ONE}")
 
 
 def _parting(one: Sequence[int], other: Sequence[int]) -> Iterator[tuple[int, int]]:
