@@ -1,4 +1,4 @@
-"""A second process of a rule: forked, with a rig of its own, and a line to the first. It does not outlive it."""
+"""A second process, forked, with a line to the first: it does not outlive it. That of a rule has a rig of its own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import json
 import os
+import select
 import signal
 import socket
 from collections.abc import Callable
@@ -36,7 +37,7 @@ def bound() -> Callable[[], None]:
 
 
 class Peer:
-    """One end of the line between two processes of a rule: plain values (JSON) and fds, in order."""
+    """One end of the line between two processes: plain values (JSON) and fds, in order."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -50,12 +51,16 @@ class Peer:
         """The next value and its fds, which are the caller's to close. EOFError when the other side is gone."""
         data, fds, _, _ = socket.recv_fds(self._sock, _LIMIT, 16)
         if not data:
-            raise EOFError("the other process of the rule is gone")
+            raise EOFError("the other process is gone")
         return json.loads(data), list(fds)
 
     def value(self) -> Any:
         """The next value."""
         return self.receive()[0]
+
+    def waits(self, seconds: float = 0) -> bool:
+        """Whether there is a value, or the other side is gone, within some time."""
+        return bool(select.select([self._sock], [], [], seconds)[0])
 
     def close(self) -> None:
         """Hang up."""
@@ -65,10 +70,11 @@ class Peer:
 ChildFunction = Callable[["Rig", Peer], object]
 
 
-class Child:
-    """A forked process that runs a function. `result` waits for what it returns; `kill` ends it at once."""
+class Forked:
+    """A forked process that runs a function. What became of that is the last it says: "ok" and what it returned, or
+    "error" and why, or as `Child.result` reads it."""
 
-    def __init__(self, rig: Rig, function: ChildFunction) -> None:
+    def __init__(self, function: Callable[[Peer], object]) -> None:
         near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.peer = Peer(near)
         self._ended = False
@@ -77,20 +83,8 @@ class Child:
         if self.pid == 0:
             bind()
             near.close()
-            _child(rig, function, Peer(far))
+            _run(function, Peer(far))
         far.close()
-
-    def result(self) -> Any:
-        """What the function returned; its Differs, NotApplicable and errors are raised here."""
-        kind, *rest = self.peer.value()
-        self._wait()
-        if kind == "differs":
-            raise Differs(*rest)
-        if kind == "not applicable":
-            raise NotApplicable(*rest)
-        if kind == "error":
-            raise RuntimeError(f"in the rule's second process: {rest[0]}")
-        return rest[0]
 
     def kill(self) -> None:
         """End the process with SIGKILL and wait until it is gone. Twice is harmless."""
@@ -110,14 +104,36 @@ class Child:
             self._ended = True
 
 
-def _child(rig: Rig, function: ChildFunction, peer: Peer) -> None:
+class Child(Forked):
+    """That of a rule. `result` waits for what its function returns."""
+
+    def __init__(self, rig: Rig, function: ChildFunction) -> None:
+        def run(peer: Peer) -> object:
+            with rig.in_child() as own:
+                return function(own, peer)
+
+        super().__init__(run)
+
+    def result(self) -> Any:
+        """What the function returned; its Differs, NotApplicable and errors are raised here."""
+        kind, *rest = self.peer.value()
+        self._wait()
+        if kind == "differs":
+            raise Differs(*rest)
+        if kind == "not applicable":
+            raise NotApplicable(*rest)
+        if kind == "error":
+            raise RuntimeError(f"in the rule's second process: {rest[0]}")
+        return rest[0]
+
+
+def _run(function: Callable[[Peer], object], peer: Peer) -> None:
     """The second process, from fork to exit."""
     answer: list[object] = ["error", "it ended without an answer"]
     try:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with rig.in_child() as own:
-            answer = ["ok", function(own, peer)]
+        answer = ["ok", function(peer)]
     except Differs as difference:
         answer = ["differs", difference.expected, difference.seen]
     except NotApplicable as reason:

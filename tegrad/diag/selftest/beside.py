@@ -7,20 +7,17 @@ turns between the two processes as a whole, and keep what a step has passed on m
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
 import os
-import select
-import signal
-import socket
 import struct
 import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, Self
 
 from tegrad import models
-from tegrad.conformance.process import bound
+from tegrad.conformance.process import Forked, Peer
 from tegrad.conformance.rig import NVMAP
 from tegrad.diag.selftest.place import Place, place
 from tegrad.diag.selftest.stage import Notes, Surprise
@@ -78,11 +75,11 @@ def _beside(notes: Notes, other: Neighbour) -> None:
             rate = _repeated(notes, text, known, notes.amount, "beside", other)
             during = other.rounds - before
         with notes.step("the end of the second process"):
-            told = other.end()
+            rounds = other.end()
     notes.fact("tok/s alone", round(alone, 2))
     notes.fact("tok/s beside", round(rate, 2))
     notes.fact("rounds of the second process meanwhile", during)
-    notes.fact("rounds of the second process", told["rounds"])
+    notes.fact("rounds of the second process", rounds)
     notes.line(f"{rate:.1f} tok/s beside a second process, {alone:.1f} alone; it did {during} rounds meanwhile")
 
 
@@ -123,14 +120,8 @@ class Neighbour:
 
     def __init__(self) -> None:
         self._count = mmap.mmap(-1, mmap.PAGESIZE)
-        self._line, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        bind = bound()
-        self._pid = os.fork()
-        if self._pid == 0:
-            bind()
-            self._line.close()
-            _neighbour(far, self._count)
-        far.close()
+        self._process = Forked(partial(_rounds, self._count))
+        self._line = self._process.peer
 
     @property
     def rounds(self) -> int:
@@ -139,74 +130,54 @@ class Neighbour:
 
     def begin(self) -> None:
         """Let it open the device and do its first round. Surprise where it cannot."""
-        self._line.sendall(b"begin")
+        self._line.send("begin")
         self._answer("a first round")
 
     def check(self) -> None:
         """Surprise where it has found something wrong, or has ended."""
-        if select.select([self._line], [], [], 0)[0]:
+        if self._line.waits():
             self._answer("rounds")
 
-    def end(self) -> dict[str, Any]:
-        """Let it end; what it tells. Surprise where something was wrong."""
+    def end(self) -> int:
+        """Let it end; how many rounds it did. Surprise where something was wrong."""
         with contextlib.suppress(OSError):  # it says why
-            self._line.sendall(b"end")
+            self._line.send("end")
         return self._answer("its end")
 
-    def _answer(self, what: str) -> dict[str, Any]:
+    def _answer(self, what: str) -> int:
         expected = f"{what} of the second process within {ROUND_TIMEOUT_S:g} s"
-        if not select.select([self._line], [], [], ROUND_TIMEOUT_S)[0]:
+        if not self._line.waits(ROUND_TIMEOUT_S):
             raise Surprise(expected, f"nothing, after {self.rounds} rounds")
         try:
-            data = self._line.recv(1 << 16)
-        except ConnectionResetError:  # it ended with something unread; what it said last comes after that
-            data = self._line.recv(1 << 16)
-        if not data:
-            raise Surprise(expected, f"its death, after {self.rounds} rounds")
-        told: dict[str, Any] = json.loads(data)
-        if "error" in told:
-            raise Surprise(expected, f"after {self.rounds} rounds, in the second process: {told['error']}")
-        return told
+            try:
+                kind, *said = self._line.value()
+            except ConnectionResetError:  # it ended with something unread; what it said last comes after that
+                kind, *said = self._line.value()
+        except EOFError:
+            raise Surprise(expected, f"its death, after {self.rounds} rounds") from None
+        if kind != "ok":
+            raise Surprise(expected, f"after {self.rounds} rounds, in the second process: {', '.join(said)}")
+        return int(said[0])
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
-        self._line.close()
+        self._process.close()
         self._count.close()
 
 
-def _neighbour(line: socket.socket, count: mmap.mmap) -> None:
-    """The second process, from fork to exit."""
-
-    def tell(**told: Any) -> None:
-        line.sendall(json.dumps(told).encode())
-
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        if line.recv(64):
-            done = _rounds(line, count, tell)
-            tell(rounds=done)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            tell(error=f"{type(error).__name__}: {error}")
-    finally:
-        os._exit(0)
-
-
-def _rounds(line: socket.socket, count: mmap.mmap, tell: Any) -> int:
-    """Rounds until somebody speaks on the line, or hangs up."""
+def _rounds(count: mmap.mmap, line: Peer) -> int:
+    """The second process: rounds until somebody speaks on the line, or hangs up."""
+    line.value()
     from tegrad.nv.exercise import Traffic
 
     traffic, done = Traffic(), 0
-    while not done or not select.select([line], [], [], 0)[0]:
+    while not done or not line.waits():
         traffic.round(done)
         done += 1
         struct.pack_into("<Q", count, 0, done)
         if done == 1:
-            tell(begun=True)
+            line.send(["ok", done])
     traffic.close()
     return done
