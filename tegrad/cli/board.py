@@ -3,8 +3,10 @@ that run on a board without knowing it."""
 
 from __future__ import annotations
 
+import errno
 import json
-from typing import Annotated, Any
+import os
+from typing import Annotated
 
 import typer
 
@@ -58,7 +60,7 @@ def list_() -> None:
         except (board.BoardError, OSError, ValueError):
             typer.echo(f"{name:20} does not answer")
             continue
-        clients = ", ".join(f"{c['comm']} ({c['pid']})" for c in found["clients"] if c["pid"] != _own_pid())
+        clients = ", ".join(f"{c['comm']} ({c['pid']})" for c in found["clients"] if c["pid"] != os.getpid())
         typer.echo(f"{name:20} {found['chip']:16} {found['memory_limit'] / 2**30:6g} GiB  {clients or 'no clients'}")
 
 
@@ -74,12 +76,13 @@ def status(
     if json_:
         typer.echo(json.dumps(found))
         return
+    gpu = {key: value for key, value in (found["gpu"] or {}).items() if not isinstance(value, dict | list)}
     for title, values in (
         ("board", {"chip": found["chip"], "memory": f"{found['memory_limit'] / 2**30:g} GiB", **found["pids"]}),
         ("files", found["files"]),
         ("counts", found["counts"]),
         ("calls", found["calls"]),
-        ("gpu", _scalars(found["gpu"])),
+        ("gpu", gpu),
     ):
         typer.echo(f"{title:8}" + ("  ".join(f"{key}={value}" for key, value in values.items()) or "none"))
     for client in found["clients"]:
@@ -143,8 +146,6 @@ def inject(
 
 
 def _errno(text: str) -> int:
-    import errno
-
     code = getattr(errno, text.upper(), 0) if not text.isdecimal() else int(text)
     if code not in errno.errorcode:
         raise typer.BadParameter(f"there is no error {text!r}; such as ENOMEM, EINVAL, EBUSY", param_hint="--errno")
@@ -232,13 +233,3 @@ def chips() -> None:
         typer.echo(
             f"{chip.name:16} {chip.chip:6} {chip.arch}  {chip.sm_count:3} SMs  {chip.mem_bytes / 2**30:6.4g} GiB"
         )
-
-
-def _scalars(values: dict[str, Any] | None) -> dict[str, Any]:
-    return {key: value for key, value in (values or {}).items() if not isinstance(value, (dict, list))}
-
-
-def _own_pid() -> int:
-    import os
-
-    return os.getpid()

@@ -111,7 +111,9 @@ def run(
         held.callback(_close_file, opening)  # it is read while the device opens, most of which is waiting
         try:
             with _no_template_waits(opening):
-                device = _opened()
+                from tegrad.llm.device import open_device  # only now: tinygrad reads what was chosen
+
+                device = described(open_device())
         finally:
             with _no_template_waits(opening):
                 # What is wrong with it is said, whatever else is wrong.
@@ -220,13 +222,6 @@ def _no_template_waits(opening: Future[Any]) -> Iterator[None]:
             template.interrupt()
             wait([opening], 0.05)
         raise
-
-
-def _opened() -> str:
-    """Open the chosen device; what it is, in words."""
-    from tegrad.llm.device import open_device
-
-    return described(open_device())
 
 
 def _stream(reply: Reply, *, show: bool) -> str:

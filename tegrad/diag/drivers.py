@@ -33,7 +33,9 @@ def release(root: Path = ROOT) -> Iterator[Finding]:
     """The L4T release of a Jetson, and what it means."""
     found, chip = l4t(root), tegra(root)
     if chip and chip != ORIN:
-        yield Finding("release", "missing", f"this Jetson is no Orin ({chip}): tegrad drives {_orins()}", _no_remedy())
+        orins = ", ".join(one.name for one in CHIPS.values() if one.chip == "ga10b")
+        remedy = "run on the emulated board: TEGRAD_BOARD=agx-orin-64gb"
+        yield Finding("release", "missing", f"this Jetson is no Orin ({chip}): tegrad drives {orins}", remedy)
     elif found is not None:
         yield _told("release", "L4T r" + found.version, found)
     elif chip:
@@ -126,11 +128,3 @@ def _told(name: str, what: str, found: Found) -> Finding:
     row = found.row
     text = sentence(what, row).rstrip(".").removesuffix(f": {row.remedy}" if row.remedy else "")
     return Finding(name, STATES[row.state], f"{text} [{found.told_by}]", row.remedy)
-
-
-def _orins() -> str:
-    return ", ".join(chip.name for chip in CHIPS.values() if chip.chip == "ga10b")
-
-
-def _no_remedy() -> str:
-    return "run on the emulated board: TEGRAD_BOARD=agx-orin-64gb"

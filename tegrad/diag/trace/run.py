@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -54,24 +54,21 @@ class Traced:
             self.code = 128 - process.returncode if process.returncode < 0 else process.returncode
 
 
-class _signals_for:
+@contextmanager
+def _signals_for(process: subprocess.Popen[bytes]) -> Iterator[None]:
     """Meanwhile Ctrl-C is left to the command, which the terminal sends it to as well; SIGTERM and SIGHUP end it."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process = process
-
-    def __enter__(self) -> None:
-        self.before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            self.before[number] = signal.signal(number, lambda *_: self.process.terminate())
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        before[number] = signal.signal(number, lambda *_: process.terminate())
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
             signal.signal(number, handler)
-        if self.process.poll() is None:  # nobody reads any more
+        if process.poll() is None:  # nobody reads any more
             with suppress(ProcessLookupError):
-                self.process.terminate()
-            self.process.wait()
+                process.terminate()
+            process.wait()
 
 
 def _follow(file: BinaryIO, process: subprocess.Popen[bytes]) -> Iterator[str]:
