@@ -33,16 +33,16 @@ def models(
         return _remove(given[1], as_json)
     if given and not fit:
         raise typer.BadParameter(f"{' '.join(given)}: nothing, rm NAME, or --fit expected")
-    rows = []
-    if fit:
-        room = _room(given.pop(0) if given and given[0].isdecimal() else None)
-        rows = [row | _fit(Path(row["path"]), room) for row in (map(_row_of, given) if given else _rows())]
-    else:
-        rows = _rows()
+    gigabytes = given.pop(0) if given and given[0].isdecimal() else None
+    rows = [_row_of(text) for text in given] if given else _rows()
+    if fit and rows:
+        room = _room(gigabytes)
+        rows = [row | _fit(Path(row["path"]), room) for row in rows]
     if as_json:
         typer.echo(json.dumps(rows))
     elif not rows:
-        typer.echo(f"no models in {cache.folder()}: tegrad pull OWNER/REPO:QUANT fetches one")
+        named = "; tegrad models --fit model.gguf tells of a file elsewhere" if fit else ""
+        typer.echo(f"no models in {cache.folder()}: tegrad pull OWNER/REPO:QUANT fetches one{named}")
     for row in () if as_json else rows:
         last = _words(row) if fit else f"{row['quantization'] or '-':8} {row['path']}"
         typer.echo(f"{row['name']:52} {row['size'] / 1e6:8,.0f} MB  {last}")

@@ -53,6 +53,15 @@ def test_a_bench_on_a_gpu_says_nothing(
     assert capsys.readouterr().err == ""
 
 
+def test_no_models_to_fit_says_what_to_do(tmp_path: Path) -> None:
+    done = tegrad("models", "--fit", HF_HUB_CACHE=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        f"no models in {tmp_path}: tegrad pull OWNER/REPO:QUANT fetches one; "
+        "tegrad models --fit model.gguf tells of a file elsewhere\n"
+    )
+
+
 @pytest.mark.board
 def test_a_log_of_a_board_that_did_nothing_is_nothing_to_judge() -> None:
     done = tegrad("klog", TEGRAD_BOARD="agx-orin-64gb")
