@@ -8,6 +8,7 @@ suppressed until it leaves at its next back edge or exit.
 from collections.abc import Callable
 
 from tegrad.ptx.check import AccessShape, Checker, launch_of
+from tegrad.ptx.helpers import family
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.lanes import gather_any, interleave, masked_load, masked_store, replicate, scatter_any
 from tegrad.ptx.layout import LANES, Access, Frame, Launch
@@ -35,12 +36,12 @@ class Helper:
 
     def __init__(self, module: Module, name: str, shape: AccessShape, store: bool, fallback: str = "") -> None:
         self.shape, self.store, self.fallback = shape, store, fallback
-        params = [("ptr", "frame"), (f"<32 x {shape.address_el}>", "addr"), ("i32", "mask"), ("i32", "pc")]
+        params = f"ptr frame, <32 x {shape.address_el}> addr, i32 mask, i32 pc"
         by_register = shape.n == 1
         if store:
-            params.append((f"<32 x {shape.el}>", "value") if by_register else ("ptr", "value"))
+            params += f", <32 x {shape.el}> value" if by_register else ", ptr value"
         elif not by_register:
-            params.append(("ptr", "out"))
+            params += ", ptr out"
         self.ret = f"<32 x {shape.el}>" if by_register and not store else "void"
         self.f = Fn(module, name, self.ret, params, "nounwind")
         self.frame, self.addr, self.mask, self.pc, *rest = self.f.args
@@ -298,9 +299,7 @@ class Helper:
 def emit_uniform(module: Module, space: str, bits: int, n: int) -> None:
     """Write `tgx_ldu_{space}_b{bits}x{n}`: a load whose address is one scalar for the warp."""
     shape = AccessShape(space, bits, n, Access.READ)
-    params = [("ptr", "frame"), (shape.address_el, "addr"), ("i32", "mask"), ("i32", "pc")]
-    if n > 1:
-        params.append(("ptr", "out"))
+    params = f"ptr frame, {shape.address_el} addr, i32 mask, i32 pc" + (", ptr out" if n > 1 else "")
     f = Fn(module, helper_name("ldu", space, bits, n), shape.el if n == 1 else "void", params, "nounwind")
     frame, addr, mask, pc, *out = f.args
 
@@ -344,8 +343,17 @@ def helper_name(kind: str, space: str, bits: int, n: int) -> str:
     return f"tgx_{kind}_{space}_b{bits}x{n}"
 
 
-def emit_access(module: Module, kind: str, space: str, bits: int, n: int) -> None:
+def sizes(name: str) -> tuple[int, int]:
+    """Bits of an element, and how many there are, by the end of a helper's name."""
+    bits, n = name.rpartition("_b")[2].split("x")
+    return int(bits), int(n)
+
+
+@family("tgx_ld_", "tgx_st_", "tgx_ldu_", "tgx_ldany_", "tgx_stany_")
+def emit_access(module: Module, name: str) -> None:
     """Write the helper `tgx_{ld,st,ldu,ldany,stany}_{space}_b{bits}x{n}`."""
+    _, kind, space, _ = name.split("_")
+    bits, n = sizes(name)
     if kind == "ldu":
         emit_uniform(module, space, bits, n)
         return
@@ -354,4 +362,4 @@ def emit_access(module: Module, kind: str, space: str, bits: int, n: int) -> Non
         helper_name(kind + "any", space, bits, n) if kind in ("ld", "st") and space in ("global", "shared") else ""
     )
     shape = AccessShape(space, bits, n, access)
-    Helper(module, helper_name(kind, space, bits, n), shape, kind.startswith("st"), general).build()
+    Helper(module, name, shape, kind.startswith("st"), general).build()

@@ -7,6 +7,7 @@ other processes that map the same memory.
 from tegrad.ptx.access import Helper
 from tegrad.ptx.check import AccessShape
 from tegrad.ptx.floating import PLAIN, bf16_to_f32, f32_to_bf16, flush
+from tegrad.ptx.helpers import family
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.lanes import each_lane
 from tegrad.ptx.layout import LANES, Access, Frame
@@ -40,14 +41,8 @@ class AtomicHelper(Helper):
         self.flushes = t.name == "f32" and op == "add" and space != "shared"
         self.in_shared: V | None = None
         self.subnormal: V | None = None
-        extra = [(f"<32 x {t.iel}>", "b")] + ([(f"<32 x {t.iel}>", "c")] if op == "cas" else [])
-        self.f = Fn(
-            module,
-            name,
-            self.ret,
-            [("ptr", "frame"), (f"<32 x {self.shape.address_el}>", "addr"), ("i32", "mask"), ("i32", "pc"), *extra],
-            "nounwind",
-        )
+        params = f"ptr frame, <32 x {self.shape.address_el}> addr, i32 mask, i32 pc, <32 x {t.iel}> b"
+        self.f = Fn(module, name, self.ret, params + (f", <32 x {t.iel}> c" if op == "cas" else ""), "nounwind")
         self.frame, self.addr, self.mask, self.pc, *self.sources = self.f.args
 
     def by_lane(self, host: V, good: V) -> None:
@@ -119,6 +114,7 @@ class AtomicHelper(Helper):
         return f.op(t.iel, 1, f"bitcast {out} to {t.iel}")
 
 
+@family("tgx_atom_")
 def emit_atomic(module: Module, name: str) -> None:
     """Write the helper of this name."""
     _, _, space, op, t = name.split("_")

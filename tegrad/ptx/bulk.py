@@ -10,7 +10,8 @@ others out of order; the scheduler holds warps back (`schedule`), and a warp may
 """
 
 from tegrad.ptx.check import PAGE_SHIFT, launch_of
-from tegrad.ptx.ir import Fn, Module, V
+from tegrad.ptx.helpers import helper
+from tegrad.ptx.ir import Fn, V
 from tegrad.ptx.lanes import each_lane
 from tegrad.ptx.layout import LANES, Access, Frame, Launch, Slot, Space, WarpState, fault_info
 from tegrad.ptx.lowering import Asynchronous
@@ -48,11 +49,9 @@ def _pointer(f: Fn, at: V) -> V:
     return f.op("ptr", 1, f"inttoptr {at} to ptr")
 
 
-def emit_pages(module: Module) -> None:
-    """tgx_bulk_pages(launch, address, size, flag): the first byte that the pages do not allow, or -1."""
-    params = [("ptr", "launch"), ("i64", "addr"), ("i64", "size"), ("i8", "flag")]
-    f = Fn(module, "tgx_bulk_pages", "i64", params, "nounwind")
-    launch, addr, size, flag = f.args
+@helper("i64", "ptr launch, i64 addr, i64 size, i8 flag")
+def tgx_bulk_pages(f: Fn, launch: V, addr: V, size: V, flag: V) -> V:
+    """The first byte that the pages do not allow, or -1."""
     limit, pages = f.load("i64", launch, Launch.LIMIT), f.load("ptr", launch, Launch.PAGES)
     end = f.add(addr, size)
     with f.if_(f.or_(f.icmp("ugt", end, limit), f.icmp("ult", end, addr)), False):
@@ -69,8 +68,7 @@ def emit_pages(module: Module) -> None:
         with f.if_(f.icmp("eq", f.and_(f.load("i8", pages, page), either), f.const("i8", 0)), False):
             f.ret(here)
         f.store(f.bin("shl", f.add(page, f.const("i64", 1)), f.const("i64", PAGE_SHIFT)), at)
-    f.ret(f.const("i64", -1))
-    f.finish()
+    return f.const("i64", -1)
 
 
 def _info(space: int, load: V, f: Fn) -> V:
@@ -79,15 +77,13 @@ def _info(space: int, load: V, f: Fn) -> V:
     return f.select(load, read, write) if space == Space.GLOBAL else f.select(load, write, read)
 
 
-def emit_issue(module: Module) -> None:
-    """tgx_bulk_issue(frame, offsets, globals, sizes, objects, mask, pc, load): check and queue the lanes' copies.
+@helper("void", f"ptr frame, {VECTOR} offset, {VECTOR} global, {COUNTS} size, {VECTOR} object, i32 mask, i32 pc, "
+                "i1 load")  # fmt: skip
+def tgx_bulk_issue(f: Fn, frame: V, offsets: V, globals_: V, sizes: V, objects: V, mask: V, pc: V, load: V) -> None:
+    """Check and queue the lanes' copies.
 
     `offsets` and `objects` are in shared memory, with anything beyond 32 bits outside of it.
     """
-    params = [("ptr", "frame"), (VECTOR, "offset"), (VECTOR, "global"), (COUNTS, "size"), (VECTOR, "object"),
-              ("i32", "mask"), ("i32", "pc"), ("i1", "load")]  # fmt: skip
-    f = Fn(module, "tgx_bulk_issue", "void", params, "nounwind")
-    frame, offsets, globals_, sizes, objects, mask, pc, load = f.args
     launch, area = launch_of(f, frame), _area(f, frame)
     room = f.resize(f.load("i32", launch, Launch.SHARED_SIZE), "i64", False)
     zero, low = f.const("i64", 0), f.const("i64", UNIT - 1)
@@ -116,8 +112,6 @@ def emit_issue(module: Module) -> None:
         page = f.call("tgx_bulk_pages", "i64", 1, launch, far, size, flag)
         fault(f.icmp("ne", page, f.const("i64", -1)), f.and_(page, f.const("i64", -UNIT)), away)
         _push(f, frame, area, lane, (offset, far, size, f.select(load, object_, f.const("i64", NO_OBJECT)), pc))
-    f.ret()
-    f.finish()
 
 
 def _push(f: Fn, frame: V, area: V, lane: V, copy: tuple[V, V, V, V, V]) -> None:
@@ -157,10 +151,9 @@ def _draw(f: Fn, area: V, bits: int) -> V:
     return f.icmp("eq", f.bin("lshr", _number(f, area), f.const("i32", 24 - bits)), f.const("i32", (1 << bits) - 1))
 
 
-def emit_land(module: Module) -> None:
-    """tgx_bulk_land(frame, index): a copy of the CTA's queue moves its bytes and tells its mbarrier."""
-    f = Fn(module, "tgx_bulk_land", "void", [("ptr", "frame"), ("i32", "index")], "nounwind")
-    frame, index = f.args
+@helper("void", "ptr frame, i32 index")
+def tgx_bulk_land(f: Fn, frame: V, index: V) -> None:
+    """A copy of the CTA's queue moves its bytes and tells its mbarrier."""
     area = _area(f, frame)
     entry = _entry(f, area, index)
     owner, object_, far = f.load("ptr", entry, OWNER), f.load("i64", entry, OBJECT), f.load("i64", entry, GLOBAL)
@@ -197,17 +190,14 @@ def emit_land(module: Module) -> None:
         with f.if_(f.icmp("eq", old, f.const("i64", 0)), False):
             info = f.const("i32", fault_info(0, Access.ILLEGAL, 0))
             f.call_void("tgx_fault", owner, object_, lane, info, pc)
-    f.ret()
-    f.finish()
 
 
-def emit_wake(module: Module) -> None:
-    """tgx_async_land(frame, object): one copy lands that an mbarrier waits for, or a warp's copies up to an arrival.
+@helper("void", "ptr frame, i32 object")
+def tgx_async_land(f: Fn, frame: V, object_: V) -> None:
+    """One copy lands that an mbarrier waits for, or a warp's copies up to an arrival.
 
     The oldest of its bulk copies; with a seed none in half of the cases, or the newest, and now and then another one's.
     """
-    f = Fn(module, "tgx_async_land", "void", [("ptr", "frame"), ("i32", "object")], "nounwind")
-    frame, object_ = f.args
     area, found = _area(f, frame), f.alloca("i32")
     none = f.const("i32", -1)
     f.store(none, found)
@@ -225,8 +215,6 @@ def emit_wake(module: Module) -> None:
         f.call_void("tgx_bulk_land", frame, index)
         f.ret()
     _copies_before_an_arrival(f, frame)
-    f.ret()
-    f.finish()
 
 
 def _copies_before_an_arrival(f: Fn, frame: V) -> None:
@@ -246,10 +234,9 @@ def _copies_before_an_arrival(f: Fn, frame: V) -> None:
             f.ret()
 
 
-def emit_group_wait(module: Module) -> None:
-    """tgx_bulk_wait(frame, mask, keep): the lanes' copies land, but for those of their newest `keep` groups."""
-    f = Fn(module, "tgx_bulk_wait", "void", [("ptr", "frame"), ("i32", "mask"), ("i32", "keep")], "nounwind")
-    frame, mask, keep = f.args
+@helper("void", "ptr frame, i32 mask, i32 keep")
+def tgx_bulk_wait(f: Fn, frame: V, mask: V, keep: V) -> None:
+    """The lanes' copies land, but for those of their newest `keep` groups."""
     area, at = _area(f, frame), f.alloca("i32")
     groups = _groups(f, frame, area)
     f.store(f.const("i32", 0), at)
@@ -267,15 +254,12 @@ def emit_group_wait(module: Module) -> None:
         with f.if_(land):
             f.call_void("tgx_bulk_land", frame, i)
         f.store(f.add(i, f.resize(f.not_(land), "i32", False)), at)
-    f.ret()
-    f.finish()
 
 
-def emit_pause(module: Module) -> None:
-    """tgx_async_pause(frame): whether a warp gives way after an arrival, as in a quarter of the cases with a seed."""
-    f = Fn(module, "tgx_async_pause", "i1", [("ptr", "frame")], "nounwind")
-    f.ret(_draw(f, _area(f, f.args[0]), 2))
-    f.finish()
+@helper("i1", "ptr frame")
+def tgx_async_pause(f: Fn, frame: V) -> V:
+    """Whether a warp gives way after an arrival, as in a quarter of the cases with a seed."""
+    return _draw(f, _area(f, frame), 2)
 
 
 def _change(f: Fn, launch: V, slot: V, warp: V, old: int, new: int) -> None:
@@ -295,14 +279,13 @@ def _let_go(f: Fn, launch: V, slot: V, area: V) -> None:
         f.store(f.const("i32", NOBODY), area, HELD)
 
 
-def emit_settle(module: Module) -> None:
-    """tgx_async_settle(launch, slot, why): whether something landed, or a warp that was held back may go on.
+@helper("i32", "ptr launch, ptr slot, i32 why")
+def tgx_async_settle(f: Fn, launch: V, slot: V, why: V) -> V:
+    """Whether something landed, or a warp that was held back may go on.
 
     At the end copies to global memory land. One to shared memory that is still on its way is a fault: on silicon it
     would write to what is no longer the CTA's [inferred].
     """
-    f = Fn(module, "tgx_async_settle", "i32", [("ptr", "launch"), ("ptr", "slot"), ("i32", "why")], "nounwind")
-    launch, slot, why = f.args
     frame = f.gep(slot, Slot.FRAMES)
     area, zero, one = _area(f, frame), f.const("i32", 0), f.const("i32", 1)
     with f.if_(f.icmp("eq", why, f.const("i32", BEGIN))):
@@ -340,8 +323,7 @@ def emit_settle(module: Module) -> None:
             f.call_void("tgx_fault", owner, where, lane, f.const("i32", fault_info(0, Access.ILLEGAL, 0)), pc)
             f.ret(zero)
         f.call_void("tgx_bulk_land", frame, zero)
-    f.ret(zero)
-    f.finish()
+    return zero
 
 
 DIRECTIONS = {("shared__cluster", "global"): True, ("shared__cta", "global"): True, ("global", "shared__cta"): False}
@@ -368,15 +350,12 @@ def copy(e: Asynchronous, ins: Ins) -> None:
         _issue(e, ins)
 
 
-def emit_commit(module: Module) -> None:
-    """tgx_bulk_commit(frame, mask): the lanes' open groups are closed, and others begin."""
-    f = Fn(module, "tgx_bulk_commit", "void", [("ptr", "frame"), ("i32", "mask")], "nounwind")
-    frame, mask = f.args
+@helper("void", "ptr frame, i32 mask")
+def tgx_bulk_commit(f: Fn, frame: V, mask: V) -> None:
+    """The lanes' open groups are closed, and others begin."""
     groups = _groups(f, frame, _area(f, frame))
     now = f.load("i32", groups, 0, LANES, 64)
     f.store(f.sub(now, f.cast("sext", f.mask_vec(mask), "i32")), groups, 0, 64)
-    f.ret()
-    f.finish()
 
 
 def _issue(e: Asynchronous, ins: Ins) -> None:
@@ -395,11 +374,3 @@ def _issue(e: Asynchronous, ins: Ins) -> None:
     wide = [f.splat(v, LANES) for v in (offset, where, object_)]
     f.call_void("tgx_bulk_issue", e.frame, wide[0], wide[1], size, wide[2], lanes, f.const("i32", e.pc),
                 f.const("i1", load))  # fmt: skip
-
-
-PLAIN = {
-    "tgx_bulk_pages": emit_pages, "tgx_bulk_issue": emit_issue, "tgx_bulk_land": emit_land,
-    "tgx_bulk_commit": emit_commit, "tgx_bulk_wait": emit_group_wait, "tgx_async_land": emit_wake,
-    "tgx_async_settle": emit_settle, "tgx_async_pause": emit_pause,
-}  # fmt: skip
-"""Helpers by name, and what writes them."""

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tegrad.ptx.ir import Fn, Module, V, mangle
+from tegrad.ptx.helpers import helper
+from tegrad.ptx.ir import Fn, V, mangle
 from tegrad.ptx.lanes import gather
 from tegrad.ptx.layout import LANES, Access, Frame, Launch, Space, fault_info
 
@@ -55,11 +56,9 @@ def launch_of(f: Fn, frame: V) -> V:
     return f.load("ptr", frame, Frame.LAUNCH)
 
 
-def emit_fault(module: Module) -> None:
-    """tgx_fault(frame, address, lane, info, pc): keep the first fault of the launch and stop this warp."""
-    params = [("ptr", "frame"), ("i64", "addr"), ("i32", "lane"), ("i32", "info"), ("i32", "pc")]
-    f = Fn(module, "tgx_fault", "void", params, "noinline cold")
-    frame, addr, lane, info, pc = f.args
+@helper("void", "ptr frame, i64 addr, i32 lane, i32 info, i32 pc", "noinline cold")
+def tgx_fault(f: Fn, frame: V, addr: V, lane: V, info: V, pc: V) -> None:
+    """Keep the first fault of the launch and stop this warp."""
     launch = launch_of(f, frame)
     state = f.gep(launch, Launch.FAULT_STATE)
     pair = f.name_of("%x")
@@ -75,8 +74,6 @@ def emit_fault(module: Module) -> None:
         f.do(f"store atomic i32 2, {state} release, align 4")
     f.store(f.const("i32", 1), frame, Frame.FAULTED)
     f.store(f.const("i32", -1), frame, Frame.BUDGET)
-    f.ret()
-    f.finish()
 
 
 class Checker:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from tegrad.ptx.analysis import BAR_RESULT, Block
+from tegrad.ptx.helpers import family, helper
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import Access, Frame, Slot, Status, fault_info
 from tegrad.ptx.lowering import Lowering
@@ -11,11 +12,9 @@ from tegrad.ptx.rules import PRED, U32, Handler, mod, nothing
 from tegrad.ptx.syntax import Imm, Ins, Operand
 
 
-def emit_arrive(module: Module) -> None:
-    """tgx_arrive(frame, mask, barrier, threads, block): count lanes in at a barrier, and block them if they wait."""
-    params = [("ptr", "frame"), ("i32", "mask"), ("i32", "id"), ("i32", "threads"), ("i32", "block")]
-    f = Fn(module, "tgx_arrive", "void", params, "nounwind")
-    frame, mask, which, threads, block = f.args
+@helper("void", "ptr frame, i32 mask, i32 id, i32 threads, i32 block")
+def tgx_arrive(f: Fn, frame: V, mask: V, which: V, threads: V, block: V) -> None:
+    """Count lanes in at a barrier, and block them if they wait."""
     slot = f.load("ptr", frame, Frame.SLOT)
     which = f.and_(which, f.const("i32", 15))
     offset = f.resize(f.mul(which, f.const("i32", 4)), "i64", False)
@@ -29,17 +28,17 @@ def emit_arrive(module: Module) -> None:
     mine = f.gep(frame, offset)
     f.store(f.or_(f.load("i32", mine, Frame.BAR_MASK), waiting), mine, Frame.BAR_MASK)
     f.store(f.or_(f.load("i32", frame, Frame.BLOCKED), waiting), frame, Frame.BLOCKED)
-    f.ret()
-    f.finish()
 
 
+REDUCE = "tgx_reduce_"
 REDUCTIONS = ("popc", "and", "or")
 
 
-def emit_arrive_reduce(module: Module, op: str) -> None:
+@family(REDUCE)
+def emit_arrive_reduce(module: Module, name: str) -> None:
     """tgx_reduce_*(frame, mask, barrier, bits): add the predicates of a bar.red; called before tgx_arrive."""
-    params = [("ptr", "frame"), ("i32", "mask"), ("i32", "id"), ("i32", "bits")]
-    f = Fn(module, f"tgx_reduce_{op}", "void", params, "nounwind")
+    op = name.removeprefix(REDUCE)
+    f = Fn(module, name, "void", "ptr frame, i32 mask, i32 id, i32 bits", "nounwind")
     frame, mask, which, bits = f.args
     at = f.gep(
         f.load("ptr", frame, Frame.SLOT),
@@ -105,7 +104,7 @@ def barrier(e: EndsBlock, ins: Ins) -> None:
     threads = scalar(e, operands[1]) if len(operands) > 1 else zero
     if mod(ins, "red"):
         bits = e.bits_of(e.read(ins.operands[-1], PRED))
-        f.call_void(f"tgx_reduce_{next(m for m in ins.mods if m in REDUCTIONS)}", e.frame, e.lanes(ins), which, bits)
+        f.call_void(f"{REDUCE}{next(m for m in ins.mods if m in REDUCTIONS)}", e.frame, e.lanes(ins), which, bits)
         f.store(f.and_(which, f.const("i32", 15)), e.frame, Frame.RED_BARRIER)
     waits = not mod(ins, "arrive")
     lanes = e.lanes(ins)

@@ -16,7 +16,8 @@ from typing import Protocol
 
 from tegrad.ptx.analysis import Block, is_warp_sync, member_mask
 from tegrad.ptx.control import EndsBlock
-from tegrad.ptx.ir import Fn, Module, V
+from tegrad.ptx.helpers import helper
+from tegrad.ptx.ir import Fn, V
 from tegrad.ptx.lanes import keep
 from tegrad.ptx.layout import LANES, Access, Frame, Status, WarpState, fault_info
 from tegrad.ptx.parser import split_op
@@ -99,11 +100,9 @@ def _keep(f: Fn, frame: V, mask: V, at: int, v: V) -> None:
     f.store(f.select(f.mask_vec(mask), v, f.load(v.el, frame, at, LANES, 64)), frame, at, 64)
 
 
-def emit_converge(module: Module) -> None:
-    """tgx_converge(frame, mask, members, key, pc): lanes arrive, each with its mask; those that are complete go on."""
-    params = [("ptr", "frame"), ("i32", "mask"), ("<32 x i32>", "members"), ("i32", "key"), ("i32", "pc")]
-    f = Fn(module, "tgx_converge", "void", params, "nounwind")
-    frame, mask, members, key, pc = f.args
+@helper("void", "ptr frame, i32 mask, <32 x i32> members, i32 key, i32 pc")
+def tgx_converge(f: Fn, frame: V, mask: V, members: V, key: V, pc: V) -> None:
+    """Lanes arrive, each with its mask; those that are complete go on."""
     for at, v in ((Frame.CONVERGE_MASK, members), (Frame.CONVERGE_KEY, key), (Frame.CONVERGE_PC, pc)):
         _keep(f, frame, mask, at, v)
     for at in (Frame.MET, Frame.BLOCKED):
@@ -114,8 +113,6 @@ def emit_converge(module: Module) -> None:
         lane = f.intr_flag("cttz", outside, False)
         _fault(f, frame, Access.OUTSIDE, lane, f.extract(members, lane), outside, pc)
     f.call("tgx_settle", "i1", 1, frame)
-    f.ret()
-    f.finish()
 
 
 def _group(f: Fn, frame: V, lane: V) -> tuple[V, V, V]:
@@ -130,10 +127,9 @@ def _missing(f: Fn, frame: V, mask: V, group: V) -> V:
     return f.and_(f.and_(mask, f.load("i32", frame, Frame.LIVE)), f.not_(group))
 
 
-def emit_settle(module: Module) -> None:
-    """tgx_settle(frame): let the groups go on that are complete; whether there was one."""
-    f = Fn(module, "tgx_settle", "i1", [("ptr", "frame")], "nounwind")
-    (frame,) = f.args
+@helper("i1", "ptr frame")
+def tgx_settle(f: Fn, frame: V) -> V:
+    """Let the groups go on that are complete; whether there was one."""
     zero = f.const("i32", 0)
     rest, some = f.alloca("i32"), f.alloca("i1")
     f.store(f.load("i32", frame, Frame.MET), rest)
@@ -151,8 +147,7 @@ def emit_settle(module: Module) -> None:
             f.store(f.and_(f.load("i32", frame, Frame.BLOCKED), f.not_(free)), frame, Frame.BLOCKED)
             f.store(zero, frame, Frame.HELD)
             f.store(f.const("i1", 1), some)
-    f.ret(f.load("i1", some))
-    f.finish()
+    return f.load("i1", some)
 
 
 def _deliver(f: Fn, frame: V, group: V, which: V) -> None:
@@ -181,23 +176,19 @@ def _fault(f: Fn, frame: V, access: Access, lane: V, mask: V, lanes: V, pc: V) -
     f.call_void("tgx_fault", frame, address, lane, f.const("i32", fault_info(0, access, 0)), pc)
 
 
-def emit_unconverged(module: Module) -> None:
-    """tgx_unconverged(frame): end the launch because the lanes that wait will never be complete."""
-    f = Fn(module, "tgx_unconverged", "void", [("ptr", "frame")], "nounwind cold")
-    (frame,) = f.args
+@helper("void", "ptr frame", "nounwind cold")
+def tgx_unconverged(f: Fn, frame: V) -> None:
+    """End the launch because the lanes that wait will never be complete."""
     lane = f.intr_flag("cttz", f.load("i32", frame, Frame.MET), False)
     group, mask, _ = _group(f, frame, lane)
     pc = f.extract(f.load("i32", frame, Frame.CONVERGE_PC, LANES, 64), lane)
     _fault(f, frame, Access.MISSING, lane, mask, _missing(f, frame, mask, group), pc)
-    f.ret()
-    f.finish()
 
 
-def emit_stuck(module: Module) -> None:
-    """tgx_stuck(frames, size, count): whether the warps of a CTA wait for barriers that lanes which wait for others of
-    their warp would have to reach; the launch is then ended."""
-    f = Fn(module, "tgx_stuck", "i1", [("ptr", "frames"), ("i64", "size"), ("i32", "count")], "nounwind cold")
-    frames, size, count = f.args
+@helper("i1", "ptr frames, i64 size, i32 count", "nounwind cold")
+def tgx_stuck(f: Fn, frames: V, size: V, count: V) -> V:
+    """Whether the warps of a CTA wait for barriers that lanes which wait for others of their warp would have to reach;
+    the launch is then ended."""
 
     def frame_of(w: V) -> V:
         return f.gep(frames, f.mul(f.resize(w, "i64", False), size))
@@ -212,8 +203,7 @@ def emit_stuck(module: Module) -> None:
         with f.if_(f.and_(waits, f.icmp("ne", f.load("i32", frame, Frame.LIVE), f.like(count, 0)))):
             f.call_void("tgx_unconverged", frame)
             f.ret(f.const("i1", 1))
-    f.ret(f.const("i1", 0))
-    f.finish()
+    return f.const("i1", 0)
 
 
 def nobody_runs(f: Fn, frame: V) -> None:

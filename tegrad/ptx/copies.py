@@ -8,6 +8,7 @@ launch with a seed half of the groups reach it at once, which shows memory that 
 from tegrad.ptx import bulk
 from tegrad.ptx.access import helper_name
 from tegrad.ptx.check import launch_of
+from tegrad.ptx.helpers import family, helper
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import LANES, Frame, Launch
 from tegrad.ptx.lowering import Asynchronous
@@ -29,10 +30,9 @@ def _entry(f: Fn, queue: V, index: V) -> V:
     return f.gep(queue, f.mul(f.resize(wrapped, "i64", False), f.const("i64", ENTRY_BYTES)))
 
 
-def emit_land(module: Module) -> None:
-    """tgx_copy_land(frame, queue): the oldest copy reaches shared memory."""
-    f = Fn(module, "tgx_copy_land", "void", [("ptr", "frame"), ("ptr", "queue")], "nounwind")
-    frame, queue = f.args
+@helper("void", "ptr frame, ptr queue")
+def tgx_copy_land(f: Fn, frame: V, queue: V) -> None:
+    """The oldest copy reaches shared memory."""
     head = f.load("i32", frame, Frame.COPY_HEAD)
     entry = _entry(f, queue, head)
     words = f.load("i32", entry, WORDS)
@@ -47,21 +47,14 @@ def emit_land(module: Module) -> None:
         f.call_void("tgx_copy_arrive", frame, *args[1:])
     f.store(f.bin("urem", f.add(head, f.const("i32", 1)), f.const("i32", MOST_QUEUED)), frame, Frame.COPY_HEAD)
     f.store(f.sub(f.load("i32", frame, Frame.COPY_COUNT), f.const("i32", 1)), frame, Frame.COPY_COUNT)
-    f.ret()
-    f.finish()
 
 
-def emit_push(module: Module) -> None:
-    """tgx_copy_push(frame, queue, target, data, mask, words, pc): queue a copy of `words` vectors at `data`.
+@helper("void", "ptr frame, ptr queue, <32 x i32> target, ptr data, i32 mask, i32 words, i32 pc")
+def tgx_copy_push(f: Fn, frame: V, queue: V, target: V, data: V, mask: V, words: V, pc: V) -> None:
+    """Queue a copy of `words` vectors at `data`.
 
     Without any it is an arrival at the mbarriers at `target`.
     """
-    params = [
-        ("ptr", "frame"), ("ptr", "queue"), ("<32 x i32>", "target"), ("ptr", "data"), ("i32", "mask"), ("i32",
-        "words"), ("i32", "pc"),
-    ]  # fmt: skip
-    f = Fn(module, "tgx_copy_push", "void", params, "nounwind")
-    frame, queue, target, data, mask, words, pc = f.args
     with f.if_(f.icmp("eq", f.load("i32", frame, Frame.COPY_COUNT), f.const("i32", MOST_QUEUED))):
         f.call_void("tgx_copy_land", frame, queue)
     count = f.load("i32", frame, Frame.COPY_COUNT)
@@ -75,36 +68,28 @@ def emit_push(module: Module) -> None:
     f.store(f.add(count, f.const("i32", 1)), frame, Frame.COPY_COUNT)
     arrival = f.resize(f.icmp("eq", words, f.const("i32", 0)), "i32", False)
     f.store(f.add(f.load("i32", frame, Frame.COPY_ARRIVES), arrival), frame, Frame.COPY_ARRIVES)
-    f.ret()
-    f.finish()
 
 
-def emit_soon(module: Module) -> None:
-    """tgx_copy_soon(frame, queue): after a commit of a launch with a seed, land all in half of the cases."""
-    f = Fn(module, "tgx_copy_soon", "void", [("ptr", "frame"), ("ptr", "queue")], "nounwind")
-    frame, queue = f.args
+@helper("void", "ptr frame, ptr queue")
+def tgx_copy_soon(f: Fn, frame: V, queue: V) -> None:
+    """After a commit of a launch with a seed, land all in half of the cases."""
     x = f.load("i32", launch_of(f, frame), Launch.SEED)
     for at in (Frame.CTA, Frame.WARP, Frame.COPY_GROUP):
         x = f.mul(f.xor(x, f.load("i32", frame, at)), f.const("i32", 0x9E3779B1))
         x = f.xor(x, f.bin("lshr", x, f.const("i32", 15)))
     with f.if_(f.icmp("slt", x, f.const("i32", 0))):
         f.call_void("tgx_copy_wait", frame, queue, f.const("i32", -1))
-    f.ret()
-    f.finish()
 
 
-def emit_wait(module: Module) -> None:
-    """tgx_copy_wait(frame, queue, keep): land all but the copies of the newest `keep` groups; -1 also open ones."""
-    f = Fn(module, "tgx_copy_wait", "void", [("ptr", "frame"), ("ptr", "queue"), ("i32", "keep")], "nounwind")
-    frame, queue, keep = f.args
+@helper("void", "ptr frame, ptr queue, i32 keep")
+def tgx_copy_wait(f: Fn, frame: V, queue: V, keep: V) -> None:
+    """Land all but the copies of the newest `keep` groups; -1 also open ones."""
     limit = f.sub(f.load("i32", frame, Frame.COPY_GROUP), keep)
     with f.loop() as (_, end):
         f.leave(f.icmp("eq", f.load("i32", frame, Frame.COPY_COUNT), f.const("i32", 0)), end)
         entry = _entry(f, queue, f.load("i32", frame, Frame.COPY_HEAD))
         f.leave(f.icmp("sge", f.load("i32", entry, GROUP), limit), end)
         f.call_void("tgx_copy_land", frame, queue)
-    f.ret()
-    f.finish()
 
 
 def copy_async(e: Asynchronous, ins: Ins) -> None:
@@ -156,9 +141,10 @@ def _issue(e: Asynchronous, ins: Ins, queue: V) -> None:
     f.call_void("tgx_copy_push", e.frame, queue, target, out, lanes, f.const("i32", words), pc)
 
 
+@family(CUT)
 def emit_cut(module: Module, name: str) -> None:
     """tgx_copy_cut_w*(words, limits): zero the bytes of each lane's words from its limit on."""
-    f = Fn(module, name, "void", [("ptr", "words"), (f"<{LANES} x i32>", "limits")], "nounwind")
+    f = Fn(module, name, "void", f"ptr words, <{LANES} x i32> limits", "nounwind")
     words, limit = f.args
     for i in range(int(name.removeprefix(CUT))):
         v = f.load("i32", words, 4 * LANES * i, LANES, 4)
@@ -205,12 +191,11 @@ def ldmatrix(e: Asynchronous, ins: Ins) -> None:
         e.write(item, f.load_placed("i32", f.gep(out, 4 * LANES * i)), U32, ins)
 
 
+@family(LDMATRIX)
 def emit_ldmatrix(module: Module, name: str) -> None:
     """tgx_ldmatrix_*(frame, rows, mask, pc, out): matrices of 8 rows each by the rows' addresses in shared memory."""
     how = name.removeprefix(LDMATRIX)
-    rows_ty = f"<{LANES} x i32>"
-    params = [("ptr", "frame"), (rows_ty, "rows"), ("i32", "mask"), ("i32", "pc"), ("ptr", "out")]
-    f = Fn(module, name, "void", params, "nounwind")
+    f = Fn(module, name, "void", f"ptr frame, <{LANES} x i32> rows, i32 mask, i32 pc, ptr out", "nounwind")
     frame, rows, mask, pc, out = f.args
     for i in range(int(how[1:])):
         if how[0] == "t":

@@ -6,7 +6,8 @@ jumps while it is below that. Lanes that wait have their pc in the frame; `park`
 
 from tegrad.ptx.analysis import Block, Flow
 from tegrad.ptx.convergence import nobody_runs
-from tegrad.ptx.ir import Fn, Module, V
+from tegrad.ptx.helpers import helper
+from tegrad.ptx.ir import Fn, V
 from tegrad.ptx.layout import LANES, SPIN_COST, Frame, Status
 
 NOBODY = 0xFFFFFFFF
@@ -206,11 +207,8 @@ class Dispatcher:
         self.block.diverged = was
 
 
-def emit_apart(module: Module) -> None:
-    """tgx_apart(frame, mask, pc): lanes wait at a pc."""
-    f = Fn(module, "tgx_apart", "void", [("ptr", "frame"), ("i32", "mask"), ("i32", "pc")], "nounwind")
-    frame, mask, pc = f.args
+@helper("void", "ptr frame, i32 mask, i32 pc")
+def tgx_apart(f: Fn, frame: V, mask: V, pc: V) -> None:
+    """Lanes wait at a pc."""
     pcs = f.load("i32", frame, Frame.PCS, LANES, 64)
     f.store(f.select(f.mask_vec(mask), pc, pcs), frame, Frame.PCS, 64)
-    f.ret()
-    f.finish()

@@ -30,7 +30,7 @@ class Emitter(Dispatcher):
     def __init__(self, source: Source, fn: Function, find: Callable[[Ins], "OpRule | Handler[Emitter]"]) -> None:
         self.source, self.kernel, self.find = source, fn, find
         self.module = Module(STACK_ALIGN)
-        super().__init__(Fn(self.module, "tgx_warp", "i32", [("ptr", "frame")]), analyse(fn))
+        super().__init__(Fn(self.module, "tgx_warp", "i32", "ptr frame"), analyse(fn))
         self.layout = Layout(source, fn, self.flow)
         self.symbols, self.globals = self.layout.symbols, self.layout.globals
         self.copy_queue, self.room = self.layout.queue, self.layout.warpgroup

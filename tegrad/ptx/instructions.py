@@ -12,11 +12,16 @@ from tegrad.ptx import (
     matrix,
     mbarrier,
     memory,
+    shared,
     warp,
     warpgroup,
 )
 from tegrad.ptx.emitter import Emitter
 from tegrad.ptx.errors import PtxError
+from tegrad.ptx.helpers import family
+from tegrad.ptx.ir import Fn, Module, vec
+from tegrad.ptx.layout import LANES
+from tegrad.ptx.parser import split_op
 from tegrad.ptx.rules import Handler, OpRule, unsupported
 from tegrad.ptx.syntax import Ins
 
@@ -46,3 +51,17 @@ def find(ins: Ins) -> OpRule | Handler[Emitter]:
     if known is None:
         raise PtxError(unsupported(ins))
     return known
+
+
+@family(shared.PREFIX)
+def emit_shared(module: Module, name: str) -> None:
+    """tgx_op_*(sources): the instruction that the name ends with, of 32 lanes (`shared`)."""
+    op = name.removeprefix(shared.PREFIX)
+    ins = Ins(op, *split_op(op), (), None, 0)
+    rule = find(ins)
+    assert isinstance(rule, OpRule)
+    result, sources = rule.signature(ins)
+    params = ", ".join(f"{vec(t.el, LANES)} x{at}" for at, t in enumerate(sources))
+    f = Fn(module, name, vec(result.el, LANES), params, "nounwind")
+    f.ret(rule.apply(f, ins, *f.args))
+    f.finish()

@@ -68,19 +68,20 @@ class Module:
 class Fn:
     """One LLVM function being written."""
 
-    def __init__(self, module: Module, name: str, ret: str, params: Sequence[tuple[str, str]], attrs: str = "") -> None:
+    def __init__(self, module: Module, name: str, ret: str, params: str, attrs: str = "") -> None:
+        """`params` are types and names as LLVM has them, without the "%": "ptr frame, <32 x i32> values"."""
         self.module = module
         self.name = name
         module.defined.add(name)
         self.ret_ty = ret
-        self.params = params
+        self.params = [(ty, name) for ty, _, name in (one.rpartition(" ") for one in params.split(", ") if one)]
         self.attrs = attrs
         self.entry: list[str] = []
         self.lines: list[str] = []
         self._n = 0
         self._memo: dict[str, str] = {}
         self._places: dict[str, V] = {}
-        self.args = [V(t, 1, f"%{n}") if not t.startswith("<") else _vector(t, f"%{n}") for t, n in params]
+        self.args = [V(t, 1, f"%{n}") if not t.startswith("<") else _vector(t, f"%{n}") for t, n in self.params]
 
     # -- plumbing ------------------------------------------------------------------------------------------------
     def name_of(self, hint: str = "t") -> str:
@@ -252,8 +253,6 @@ class Fn:
         """Reinterpret an element as another type of the same width."""
         if a.el == el:
             return a
-        if a.ref.startswith("%") or a.n == 1:
-            return self.op(el, a.n, f"bitcast {a} to {vec(el, a.n)}")
         return self.op(el, a.n, f"bitcast {a} to {vec(el, a.n)}")
 
     def resize(self, a: V, el: str, signed: bool) -> V:

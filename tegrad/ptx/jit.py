@@ -13,22 +13,9 @@ from pathlib import Path
 import llvmlite.binding as llvm
 
 from tegrad import kept
-from tegrad.ptx import bulk, copies, l2, lanes, mbarrier, shared, warpgroup
-from tegrad.ptx.access import emit_access
-from tegrad.ptx.atomic import emit_atomic
-from tegrad.ptx.check import emit_fault
-from tegrad.ptx.control import emit_arrive, emit_arrive_reduce
-from tegrad.ptx.convergence import emit_converge, emit_settle, emit_stuck, emit_unconverged
-from tegrad.ptx.copies import emit_land, emit_push, emit_soon, emit_wait
-from tegrad.ptx.dispatch import emit_apart
-from tegrad.ptx.instructions import find
+from tegrad.ptx import instructions, l2, schedule  # noqa: F401  whose helpers are found by their names
+from tegrad.ptx.helpers import writer
 from tegrad.ptx.ir import STACK_FLAG, Module
-from tegrad.ptx.matrix import emit_mma
-from tegrad.ptx.schedule import emit_scheduler
-from tegrad.ptx.specials import emit_nanoseconds
-from tegrad.ptx.view import emit_access as emit_view_access
-from tegrad.ptx.view import emit_view
-from tegrad.ptx.warp import emit_match
 
 ENGINE_VERSION = 1
 _lock = threading.RLock()
@@ -139,58 +126,6 @@ def link(data: bytes, exports: Iterable[str], imports: Mapping[str, int]) -> Lin
 
 
 _helpers: dict[str, Linked] = {}
-_PLAIN: dict[str, Callable[[Module], None]] = {
-    "tgx_fault": emit_fault,
-    "tgx_apart": emit_apart,
-    "tgx_arrive": emit_arrive,
-    "tgx_converge": emit_converge,
-    "tgx_settle": emit_settle,
-    "tgx_stuck": emit_stuck,
-    "tgx_unconverged": emit_unconverged,
-    "tgx_worker": emit_scheduler,
-    "tgx_copy_land": emit_land,
-    "tgx_copy_push": emit_push,
-    "tgx_copy_soon": emit_soon,
-    "tgx_copy_wait": emit_wait,
-    "tgx_nanoseconds": emit_nanoseconds,
-    "tgx_view": emit_view,
-    **mbarrier.PLAIN,
-    **bulk.PLAIN,
-    **l2.PLAIN,
-    **warpgroup.PLAIN,
-}
-
-
-_NAMED: dict[str, Callable[[Module, str], None]] = {
-    **warpgroup.NAMED,
-    "tgx_mma_": emit_mma,
-    "tgx_atom_": emit_atomic,
-    lanes.KEEP: lanes.emit_keep,
-    copies.CUT: copies.emit_cut,
-    copies.LDMATRIX: copies.emit_ldmatrix,
-    shared.PREFIX: lambda module, name: shared.emit(module, name, find),
-}
-"""By the beginning of a name, whose rest says what the function does."""
-
-
-def _writer(name: str) -> Callable[[Module], None]:
-    for prefix, emit in _NAMED.items():
-        if name.startswith(prefix):
-            return lambda module: emit(module, name)
-    if name.startswith("tgx_match_b"):
-        return lambda module: emit_match(module, int(name[11:]))
-    if name.startswith("tgx_reduce_"):
-        return lambda module: emit_arrive_reduce(module, name[11:])
-    if name in _PLAIN:
-        return _PLAIN[name]
-    parts = name.split("_")
-    if parts[1] in ("ld", "st", "ldu", "ldany", "stany"):
-        bits, n = parts[3][1:].split("x")
-        return lambda module: emit_access(module, parts[1], parts[2], int(bits), int(n))
-    if parts[1] in ("ldv", "stv"):
-        bits, n = parts[3][1:].split("x")
-        return lambda module: emit_view_access(module, parts[1][:2], int(bits), int(n))
-    raise KeyError(name)
 
 
 def helper(name: str, store: Store) -> int:
@@ -199,7 +134,7 @@ def helper(name: str, store: Store) -> int:
         known = _helpers.get(name)
         if known is None:
             module = Module()
-            _writer(name)(module)
+            writer(name)(module)
             text = module.text()
             data = store.object(store.key("helper", text), lambda: text, 2, True)
             needs = {n: helper(n, store) for n in sorted(module.imports)}

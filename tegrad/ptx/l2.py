@@ -14,7 +14,8 @@ from enum import IntEnum, IntFlag
 from functools import partial, reduce
 
 from tegrad.ptx.check import PAGE_SHIFT, launch_of
-from tegrad.ptx.ir import Fn, Module, V
+from tegrad.ptx.helpers import helper
+from tegrad.ptx.ir import Fn, V
 from tegrad.ptx.lanes import each_lane
 from tegrad.ptx.layout import LANES, Access, Frame, Launch
 
@@ -194,35 +195,28 @@ def _start(f: Fn, va: V) -> V:
 # -- the lock ---------------------------------------------------------------------------------------------------------
 
 
-def emit_lock(module: Module) -> None:
-    """tgx_l2_lock(cache): take the lock; give way while another thread has it."""
-    f = Fn(module, "tgx_l2_lock", "void", [("ptr", "cache")], "nounwind")
-    (cache,) = f.args
+@helper("void", "ptr cache")
+def tgx_l2_lock(f: Fn, cache: V) -> None:
+    """Take the lock; give way while another thread has it."""
     with f.loop() as (_, end):
         pair = f.name_of("%x")
         f.do(f"{pair} = cmpxchg {f.gep(cache, Cache.LOCK)}, i32 0, i32 1 acquire monotonic, align 4")
         f.leave(f.op("i1", 1, f"extractvalue {{i32, i1}} {pair}, 1"), end)
         f.call("sched_yield", "i32", 1)
-    f.ret()
-    f.finish()
 
 
-def emit_unlock(module: Module) -> None:
-    """tgx_l2_unlock(cache): give the lock back."""
-    f = Fn(module, "tgx_l2_unlock", "void", [("ptr", "cache")], "nounwind")
-    f.do(f"store atomic i32 0, {f.gep(f.args[0], Cache.LOCK)} release, align 4")
-    f.ret()
-    f.finish()
+@helper("void", "ptr cache")
+def tgx_l2_unlock(f: Fn, cache: V) -> None:
+    """Give the lock back."""
+    f.do(f"store atomic i32 0, {f.gep(cache, Cache.LOCK)} release, align 4")
 
 
 # -- one access within a sector, with the lock held -------------------------------------------------------------------
 
 
-def emit_touch(module: Module) -> None:
-    """tgx_l2_touch(port, va, size, access) -> i1: an access within a sector is about to happen; whether it is stale."""
-    params = [("ptr", "port"), ("i64", "va"), ("i64", "size"), ("i32", "access")]
-    f = Fn(module, "tgx_l2_touch", "i1", params, "nounwind")
-    port, va, size, access = f.args
+@helper("i1", "ptr port, i64 va, i64 size, i32 access")
+def tgx_l2_touch(f: Fn, port: V, va: V, size: V, access: V) -> V:
+    """An access within a sector is about to happen; whether it is stale."""
     at = Place(f, port, va)
     stale = f.alloca("i1")
     f.store(f.const("i1", 0), stale)
@@ -243,20 +237,16 @@ def emit_touch(module: Module) -> None:
         f.call_void("tgx_l2_whole", port, va)
     with f.if_(f.and_(f.not_(cached), f.icmp("ne", state, f.const("i8", 0))), False):
         f.call_void("tgx_l2_forget", port, va)
-    f.ret(f.load("i1", stale))
-    f.finish()
+    return f.load("i1", stale)
 
 
-def emit_keep(module: Module) -> None:
-    """tgx_l2_keep(port, va): a sector that is not kept comes from memory."""
-    f = Fn(module, "tgx_l2_keep", "void", [("ptr", "port"), ("i64", "va")], "nounwind")
-    port, va = f.args
+@helper("void", "ptr port, i64 va")
+def tgx_l2_keep(f: Fn, port: V, va: V) -> None:
+    """A sector that is not kept comes from memory."""
     at = Place(f, port, va)
     start = _start(f, va)
     _copy_sector(f, at.kept(start), at.memory(start))
     f.call_void("tgx_l2_count", port, va)
-    f.ret()
-    f.finish()
 
 
 def _counted(f: Fn, at: Place, more: V) -> None:
@@ -274,23 +264,19 @@ def _counted(f: Fn, at: Place, more: V) -> None:
         f.store(f.add(ordered, f.const("i64", 1)), at.cache, Cache.ORDERED)
 
 
-def emit_count(module: Module) -> None:
-    """tgx_l2_count(port, va): a sector that was not kept is from now on."""
-    f = Fn(module, "tgx_l2_count", "void", [("ptr", "port"), ("i64", "va")], "nounwind")
-    port, va = f.args
+@helper("void", "ptr port, i64 va")
+def tgx_l2_count(f: Fn, port: V, va: V) -> None:
+    """A sector that was not kept is from now on."""
     at = Place(f, port, va)
     f.do("fence release")  # tgx_l2_peek reads the state without the lock, then what is kept
     f.store(f.const("i8", Sector.KEPT), at.state_at)
     f.store(f.const("i64", 0), at.mask_at)
     _counted(f, at, f.const("i8", 1))
-    f.ret()
-    f.finish()
 
 
-def emit_whole(module: Module) -> None:
-    """tgx_l2_whole(port, va): keep all of a page, and let its loads pass."""
-    f = Fn(module, "tgx_l2_whole", "void", [("ptr", "port"), ("i64", "va")], "nounwind")
-    port, va = f.args
+@helper("void", "ptr port, i64 va")
+def tgx_l2_whole(f: Fn, port: V, va: V) -> None:
+    """Keep all of a page, and let its loads pass."""
     first = f.and_(va, f.const("i64", -PAGE))
     at = Place(f, port, first)
     asked = f.and_(at.flags, f.const("i8", Page.SLOW_READ | Page.MIXED | Page.READ))
@@ -303,8 +289,6 @@ def emit_whole(module: Module) -> None:
             with f.if_(missing):
                 f.call_void("tgx_l2_keep", port, f.add(first, f.mul(i, f.const("i64", SECTOR))))
         f.do(f"store atomic i8 {f.or_(at.flags, f.const('i8', Page.READ)).ref}, {at.flag_at} release, align 1")
-    f.ret()
-    f.finish()
 
 
 def _keep_page(f: Fn, at: Place, first: V) -> None:
@@ -321,10 +305,9 @@ def _fill(f: Fn, to: V, value: int, size: int) -> None:
     f.call("memset", "ptr", 1, to, f.const("i32", value), f.const("i64", size))
 
 
-def emit_forget(module: Module) -> None:
-    """tgx_l2_forget(port, va): the sector goes; if it is dirty, to memory first."""
-    f = Fn(module, "tgx_l2_forget", "void", [("ptr", "port"), ("i64", "va")], "nounwind")
-    port, va = f.args
+@helper("void", "ptr port, i64 va")
+def tgx_l2_forget(f: Fn, port: V, va: V) -> None:
+    """The sector goes; if it is dirty, to memory first."""
     at = Place(f, port, va)
     with f.if_(_flag(f, f.load("i8", at.state_at), Sector.DIRTY)):
         f.call_void("tgx_l2_write_back", port, va)
@@ -332,14 +315,11 @@ def emit_forget(module: Module) -> None:
     f.store(f.const("i64", 0), at.mask_at)
     f.store(f.sub(f.load("i8", at.count_at), f.const("i8", 1)), at.count_at)
     f.store(f.sub(f.load("i64", at.cache, Cache.KEPT), f.const("i64", 1)), at.cache, Cache.KEPT)
-    f.ret()
-    f.finish()
 
 
-def emit_write_back(module: Module) -> None:
-    """tgx_l2_write_back(port, va): a dirty sector goes to memory and is clean."""
-    f = Fn(module, "tgx_l2_write_back", "void", [("ptr", "port"), ("i64", "va")], "nounwind")
-    port, va = f.args
+@helper("void", "ptr port, i64 va")
+def tgx_l2_write_back(f: Fn, port: V, va: V) -> None:
+    """A dirty sector goes to memory and is clean."""
     at = Place(f, port, va)
     start = _start(f, va)
     memory, kept = at.memory(start), at.kept(start)
@@ -352,8 +332,6 @@ def emit_write_back(module: Module) -> None:
                         f.const("ptr", 0), f.const("i32", NO_LANE), f.const("i32", 0))  # fmt: skip
     _copy_sector(f, memory, kept)
     f.store(f.const("i8", Sector.KEPT), at.state_at)
-    f.ret()
-    f.finish()
 
 
 def _covered(f: Fn, at: Place, va: V, size: V, whose: V) -> None:
@@ -369,14 +347,12 @@ def _covered(f: Fn, at: Place, va: V, size: V, whose: V) -> None:
         f.call_void("tgx_l2_count", at.port, va)
 
 
-def emit_stored(module: Module) -> None:
-    """tgx_l2_stored(port, va, size, whose): an access within a sector has stored to what the L2 keeps.
+@helper("void", "ptr port, i64 va, i64 size, i64 whose")
+def tgx_l2_stored(f: Fn, port: V, va: V, size: V, whose: V) -> None:
+    """An access within a sector has stored to what the L2 keeps.
 
     Stores with an equal `whose`, of 32 bits and not 0, go together.
     """
-    params = [("ptr", "port"), ("i64", "va"), ("i64", "size"), ("i64", "whose")]
-    f = Fn(module, "tgx_l2_stored", "void", params, "nounwind")
-    port, va, size, whose = f.args
     at = Place(f, port, va)
     with f.if_(f.not_(at.cached)):
         f.ret()
@@ -391,16 +367,11 @@ def emit_stored(module: Module) -> None:
             start = _start(f, va)
             _copy_sector(f, at.clean(start), at.memory(start))
         f.store(f.const("i8", Sector.KEPT | Sector.DIRTY), at.state_at)
-    f.ret()
-    f.finish()
 
 
-def emit_report(module: Module) -> None:
-    """tgx_l2_report(port, kind, size, va, tag, frame or null, lane, pc): one more report, unless there is no room."""
-    params = [("ptr", "port"), ("i32", "kind"), ("i32", "size"), ("i64", "va"), ("i64", "tag"), ("ptr", "frame"),
-              ("i32", "lane"), ("i32", "pc")]  # fmt: skip
-    f = Fn(module, "tgx_l2_report", "void", params, "noinline cold")
-    port, kind, size, va, tag, frame, lane, pc = f.args
+@helper("void", "ptr port, i32 kind, i32 size, i64 va, i64 tag, ptr frame, i32 lane, i32 pc", "noinline cold")
+def tgx_l2_report(f: Fn, port: V, kind: V, size: V, va: V, tag: V, frame: V, lane: V, pc: V) -> None:
+    """One more report, unless there is no room."""
     cache = f.load("ptr", port, Port.CACHE)
     count = f.load("i64", cache, Cache.REPORTED)
     f.store(f.add(count, f.const("i64", 1)), cache, Cache.REPORTED)
@@ -414,20 +385,17 @@ def emit_report(module: Module) -> None:
     with f.if_(f.icmp("ne", frame, f.const("ptr", 0))):
         f.store(f.load("i64", frame, Frame.CTA), event, Event.CTA)
         f.store(f.load("i32", frame, Frame.WARP), event, Event.WARP)
-    f.ret()
-    f.finish()
 
 
 # -- a warp's lanes ---------------------------------------------------------------------------------------------------
 
 
-def emit_peek(module: Module) -> None:
-    """tgx_l2_peek(port, va) -> i1: without the lock, whether a load of a kept sector may simply go on.
+@helper("i1", "ptr port, i64 va")
+def tgx_l2_peek(f: Fn, port: V, va: V) -> V:
+    """Without the lock, whether a load of a kept sector may simply go on.
 
     Not where its page could be kept whole: then the locked way makes loads pass from here on.
     """
-    f = Fn(module, "tgx_l2_peek", "i1", [("ptr", "port"), ("i64", "va")], "nounwind")
-    port, va = f.args
     flags = f.load("i8", f.load("ptr", port, Port.PAGES), f.bin("lshr", va, f.const("i64", PAGE_SHIFT)))
     want = Page.SLOW_READ | Page.CACHED
     allowed = f.icmp("eq", f.and_(flags, f.const("i8", want)), f.const("i8", want))
@@ -437,8 +405,7 @@ def emit_peek(module: Module) -> None:
     few = f.icmp("ult", f.load("i8", at.count_at), f.const("i8", WHOLE_PAGE_SECTORS))
     kept = _flag(f, f.load("i8", at.state_at), Sector.KEPT)
     f.do("fence acquire")
-    f.ret(f.and_(kept, f.or_(few, _flag(f, flags, Page.MIXED))))
-    f.finish()
+    return f.and_(kept, f.or_(few, _flag(f, flags, Page.MIXED)))
 
 
 class Lanes:
@@ -491,14 +458,12 @@ class Lanes:
         return f.and_(page, even)
 
 
-def emit_open(module: Module) -> None:
-    """tgx_l2_open(frame, addresses, mask, info, pc) -> i32: lanes that fast checks refused; those that may not.
+@helper("i32", "ptr frame, <32 x i64> addr, i32 mask, i32 info, i32 pc")
+def tgx_l2_open(f: Fn, frame: V, addr: V, mask: V, info: V, pc: V) -> V:
+    """Lanes that fast checks refused; those that may not.
 
     If none is left and the access stores, the lock stays taken until tgx_l2_close.
     """
-    params = [("ptr", "frame"), ("<32 x i64>", "addr"), ("i32", "mask"), ("i32", "info"), ("i32", "pc")]
-    f = Fn(module, "tgx_l2_open", "i32", params, "nounwind")
-    frame, addr, mask, info, pc = f.args
     access = f.and_(f.bin("lshr", info, f.const("i32", 16)), f.const("i32", 0xFF))
     lanes = Lanes(f, frame, addr, mask, f.resize(f.and_(info, f.const("i32", 0xFFFF)), "i64", False))
     loads = f.icmp("eq", access, f.const("i32", Access.READ))
@@ -514,8 +479,7 @@ def emit_open(module: Module) -> None:
     refused = _touch_lanes(f, lanes, want, access, frame, pc)
     with f.if_(f.or_(loads, f.icmp("ne", refused, f.const("i32", 0)))):
         f.call_void("tgx_l2_unlock", lanes.cache)
-    f.ret(refused)
-    f.finish()
+    return refused
 
 
 def _peek_lanes(f: Fn, lanes: Lanes) -> None:
@@ -614,11 +578,9 @@ def _together(f: Fn, launch: V, frame: V) -> V:
     return f.resize(odd, "i64", False)
 
 
-def emit_close(module: Module) -> None:
-    """tgx_l2_close(frame, addresses, mask, size): the lanes of an open store or atomic have stored."""
-    params = [("ptr", "frame"), ("<32 x i64>", "addr"), ("i32", "mask"), ("i32", "size")]
-    f = Fn(module, "tgx_l2_close", "void", params, "nounwind")
-    frame, addr, mask, size = f.args
+@helper("void", "ptr frame, <32 x i64> addr, i32 mask, i32 size")
+def tgx_l2_close(f: Fn, frame: V, addr: V, mask: V, size: V) -> None:
+    """The lanes of an open store or atomic have stored."""
     lanes = Lanes(f, frame, addr, mask, f.resize(size, "i64", False))
     whose = _together(f, lanes.launch, frame)
     row = f.alloca("i1")
@@ -641,8 +603,6 @@ def emit_close(module: Module) -> None:
             f.store(va, last)
             f.call_void("tgx_l2_stored", lanes.port, va, lanes.size, whose)
     f.call_void("tgx_l2_unlock", lanes.cache)
-    f.ret()
-    f.finish()
 
 
 # -- ranges -----------------------------------------------------------------------------------------------------------
@@ -685,56 +645,48 @@ def _passes(f: Fn, here: V, size: V, flags: V) -> V:
     return f.icmp("eq", f.and_(flags, want), want)
 
 
-def _range(module: Module, name: str, access: Access, tag: bool) -> None:
-    """A function that touches a range; a load unlocks after it."""
-    params = [("ptr", "port"), ("i64", "va"), ("i64", "size"), *([("i64", "tag")] if tag else [])]
-    f = Fn(module, name, "void", params, "nounwind")
-    port, va, size, *tags = f.args
+def _touch_range(f: Fn, port: V, va: V, size: V, access: Access, tag: V | None = None) -> None:
+    """Touch a range; a load unlocks after it."""
     cache = f.load("ptr", port, Port.CACHE)
     f.call_void("tgx_l2_lock", cache)
 
     def body(here: V, part: V) -> None:
         stale = f.call("tgx_l2_touch", "i1", 1, port, here, part, f.const("i32", access))
-        for value in tags:
+        if tag is not None:
             with f.if_(stale, False):
-                f.call_void("tgx_l2_report", port, f.const("i32", STALE), f.cast("trunc", part, "i32"), here, value,
+                f.call_void("tgx_l2_report", port, f.const("i32", STALE), f.cast("trunc", part, "i32"), here, tag,
                             f.const("ptr", 0), f.const("i32", NO_LANE), f.const("i32", 0))  # fmt: skip
 
     _sectors(f, port, va, size, body, partial(_passes, f) if access == Access.READ else None)
     if access == Access.READ:
         f.call_void("tgx_l2_unlock", cache)
-    f.ret()
-    f.finish()
 
 
-def emit_load(module: Module) -> None:
-    """tgx_l2_load(port, va, size, tag): what a range holds is about to be read at its addresses."""
-    _range(module, "tgx_l2_load", Access.READ, True)
+@helper("void", "ptr port, i64 va, i64 size, i64 tag")
+def tgx_l2_load(f: Fn, port: V, va: V, size: V, tag: V) -> None:
+    """What a range holds is about to be read at its addresses."""
+    _touch_range(f, port, va, size, Access.READ, tag)
 
 
-def emit_begin(module: Module) -> None:
-    """tgx_l2_begin(port, va, size): a range is about to be stored to; takes the lock, which tgx_l2_end gives back."""
-    _range(module, "tgx_l2_begin", Access.WRITE, False)
+@helper("void", "ptr port, i64 va, i64 size")
+def tgx_l2_begin(f: Fn, port: V, va: V, size: V) -> None:
+    """A range is about to be stored to; takes the lock, which tgx_l2_end gives back."""
+    _touch_range(f, port, va, size, Access.WRITE)
 
 
-def emit_end(module: Module) -> None:
-    """tgx_l2_end(port, va, size): the range has been stored to."""
-    f = Fn(module, "tgx_l2_end", "void", [("ptr", "port"), ("i64", "va"), ("i64", "size")], "nounwind")
-    port, va, size = f.args
+@helper("void", "ptr port, i64 va, i64 size")
+def tgx_l2_end(f: Fn, port: V, va: V, size: V) -> None:
+    """The range has been stored to."""
     cache = f.load("ptr", port, Port.CACHE)
     f.store(f.add(f.load("i64", cache, Cache.STORES), f.const("i64", 2)), cache, Cache.STORES)
     whose = f.and_(f.load("i64", cache, Cache.STORES), f.const("i64", 0xFFFFFFFF))
     _sectors(f, port, va, size, lambda here, part: f.call_void("tgx_l2_stored", port, here, part, whose))
     f.call_void("tgx_l2_unlock", f.load("ptr", port, Port.CACHE))
-    f.ret()
-    f.finish()
 
 
-def emit_look(module: Module) -> None:
-    """tgx_l2_look(port, va, size, out): what a load of the range would see, without being one."""
-    params = [("ptr", "port"), ("i64", "va"), ("i64", "size"), ("ptr", "out")]
-    f = Fn(module, "tgx_l2_look", "void", params, "nounwind")
-    port, va, size, out = f.args
+@helper("void", "ptr port, i64 va, i64 size, ptr out")
+def tgx_l2_look(f: Fn, port: V, va: V, size: V, out: V) -> None:
+    """What a load of the range would see, without being one."""
     cache = f.load("ptr", port, Port.CACHE)
     f.call_void("tgx_l2_lock", cache)
     _copy(f, out, _pointer(f, f.add(f.load("i64", port, Port.BASE), va)), size)
@@ -755,8 +707,6 @@ def emit_look(module: Module) -> None:
 
     _sectors(f, port, va, size, body, page)
     f.call_void("tgx_l2_unlock", cache)
-    f.ret()
-    f.finish()
 
 
 def _sweep_page(f: Fn, port: V, at: Place, first: V, back: V, drop: V) -> None:
@@ -780,11 +730,9 @@ def _sweep_page(f: Fn, port: V, at: Place, first: V, back: V, drop: V) -> None:
             f.call_void("tgx_l2_forget", port, here)
 
 
-def emit_sweep(module: Module) -> None:
-    """tgx_l2_sweep(port, va, size, what): go through the pages of a cached mapping: WRITE_BACK, DROP, or both."""
-    params = [("ptr", "port"), ("i64", "va"), ("i64", "size"), ("i32", "what")]
-    f = Fn(module, "tgx_l2_sweep", "void", params, "nounwind")
-    port, va, size, what = f.args
+@helper("void", "ptr port, i64 va, i64 size, i32 what")
+def tgx_l2_sweep(f: Fn, port: V, va: V, size: V, what: V) -> None:
+    """Go through the pages of a cached mapping: WRITE_BACK, DROP, or both."""
     back, drop = _flag(f, what, WRITE_BACK), _flag(f, what, DROP)
     cache = f.load("ptr", port, Port.CACHE)
     f.call_void("tgx_l2_lock", cache)
@@ -798,16 +746,3 @@ def emit_sweep(module: Module) -> None:
         with f.if_(kept):
             _sweep_page(f, port, at, first, back, drop)
     f.call_void("tgx_l2_unlock", cache)
-    f.ret()
-    f.finish()
-
-
-PLAIN: dict[str, Callable[[Module], None]] = {
-    "tgx_l2_lock": emit_lock, "tgx_l2_unlock": emit_unlock, "tgx_l2_touch": emit_touch, "tgx_l2_keep": emit_keep,
-    "tgx_l2_count": emit_count, "tgx_l2_whole": emit_whole, "tgx_l2_forget": emit_forget,
-    "tgx_l2_write_back": emit_write_back, "tgx_l2_stored": emit_stored, "tgx_l2_report": emit_report,
-    "tgx_l2_peek": emit_peek, "tgx_l2_open": emit_open,
-    "tgx_l2_close": emit_close, "tgx_l2_load": emit_load, "tgx_l2_begin": emit_begin, "tgx_l2_end": emit_end,
-    "tgx_l2_look": emit_look, "tgx_l2_sweep": emit_sweep,
-}  # fmt: skip
-"""Helpers by name, and what writes them."""

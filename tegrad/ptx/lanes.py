@@ -1,5 +1,6 @@
 """Memory access of many lanes: gathers, scatters, masked vectors and loops over lanes."""
 
+from tegrad.ptx.helpers import family
 from tegrad.ptx.ir import Fn, Module, V, vec
 from tegrad.ptx.layout import LANES
 from tegrad.ptx.types import EL_BITS
@@ -13,10 +14,11 @@ def keep(f: Fn, v: V, at: V, offset: int, mask: V) -> None:
     f.call_void(f"{KEEP}{EL_BITS[v.el]}", f.gep(at, offset), mask, v)
 
 
+@family(KEEP)
 def emit_keep(module: Module, name: str) -> None:
     """tgx_keep_b*(at, mask, values): see `keep`."""
     el = f"i{name.removeprefix(KEEP)}"
-    f = Fn(module, name, "void", [("ptr", "at"), ("i32", "mask"), (vec(el, LANES), "values")], "nounwind")
+    f = Fn(module, name, "void", f"ptr at, i32 mask, {vec(el, LANES)} values", "nounwind")
     at, mask, values = f.args
     align = min(64, EL_BITS[el] // 8 * LANES)
     f.store(f.select(f.mask_vec(mask), values, f.load(el, at, 0, LANES, align)), at, 0, align)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from tegrad.ptx import fp8
 from tegrad.ptx.floating import bf16_to_f32
+from tegrad.ptx.helpers import family
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import LANES
 from tegrad.ptx.lowering import Operands
@@ -93,11 +94,12 @@ def parse_name(name: str) -> MmaShape:
     return MmaShape(int(rows), int(k), TYPES[a], TYPES[b], TYPES[acc], how == "sat")
 
 
+@family("tgx_mma_")
 def emit_mma(module: Module, name: str) -> None:
     """tgx_mma_*(ptr out, ptr ...): where D goes, one register after the other; where each of A, B and C lies."""
     s = parse_name(name)
     count = s.a_regs + s.b_regs + s.c_regs
-    f = Fn(module, name, "void", [("ptr", "out"), *(("ptr", f"x{at}") for at in range(count))], "nounwind")
+    f = Fn(module, name, "void", ", ".join(["ptr out", *(f"ptr x{at}" for at in range(count))]), "nounwind")
     out, *sources = f.args
 
     def regs(count: int, el: str) -> list[V]:

@@ -8,8 +8,11 @@ All warps of a CTA run on one host thread, so that nothing here is atomic. A wai
 the object waits (`bulk`), and the warp gives way at its next back edge.
 """
 
+from collections.abc import Sequence
+
 from tegrad.ptx.check import launch_of
-from tegrad.ptx.ir import Fn, Module, V
+from tegrad.ptx.helpers import helper
+from tegrad.ptx.ir import Fn, V
 from tegrad.ptx.lanes import each_lane
 from tegrad.ptx.layout import LANES, Access, Frame, Launch, Space, fault_info
 from tegrad.ptx.lowering import Asynchronous
@@ -34,11 +37,9 @@ def _field(f: Fn, word: V, at: int) -> V:
     return f.and_(f.bin("lshr", word, f.const("i64", at)), f.const("i64", MOST_COUNT))
 
 
-def emit_update(module: Module) -> None:
-    """tgx_mbarrier_update(object, arrivals, tx, drops): the object before; 0, without effect, if undefined."""
-    params = [("ptr", "object"), ("i32", "arrivals"), ("i32", "tx"), ("i32", "drops")]
-    f = Fn(module, "tgx_mbarrier_update", "i64", params, "nounwind")
-    at, arrivals, tx, drops = f.args
+@helper("i64", "ptr object, i32 arrivals, i32 tx, i32 drops")
+def tgx_mbarrier_update(f: Fn, at: V, arrivals: V, tx: V, drops: V) -> V:
+    """The object before; 0, without effect, if undefined."""
     zero, most = f.const("i64", 0), f.const("i64", MOST_COUNT)
     old = f.load("i64", at)
     pending = f.sub(f.and_(old, most), f.cast("sext", arrivals, "i64"))
@@ -58,29 +59,26 @@ def emit_update(module: Module) -> None:
     new = f.or_(new, f.bin("shl", f.and_(bytes_, f.const("i64", (1 << 21) - 1)), f.const("i64", TX)))
     phase = f.xor(f.and_(old, f.const("i64", 1 << PHASE)), f.select(over, f.const("i64", 1 << PHASE), zero))
     f.store(f.or_(f.or_(new, phase), f.const("i64", 1 << VALID)), at)
-    f.ret(old)
-    f.finish()
+    return old
+
+
+OBJECTS = f"ptr frame, {VECTOR} addr, i64 base, i32 mask, i32 info, i32 pc"
+"""What a helper for a warp's lanes takes first; `base` is the address at which shared memory begins."""
 
 
 class Objects:
-    """A helper that treats the objects of a warp's lanes one after the other: checks, faults and the loop.
+    """What helpers have in common that treat the objects of a warp's lanes one after the other: checks and faults.
 
-    Its parameters begin with frame, addresses, the address at which shared memory begins, mask, fault info and pc.
+    `given` are the values of OBJECTS, `empty` is what such a helper returns where it has no effect.
     """
 
-    def __init__(self, module: Module, name: str, ret: str, more: list[tuple[str, str]], empty: V) -> None:
-        params = [("ptr", "frame"), (VECTOR, "addr"), ("i64", "base"), ("i32", "mask"), ("i32", "info"), ("i32", "pc")]
-        self.f = f = Fn(module, name, ret, [*params, *more], "nounwind")
-        self.frame, self.addr, self.base, self.mask, self.info, self.pc, *self.more = f.args
-        self.empty = empty
+    def __init__(self, f: Fn, given: Sequence[V], empty: V | None) -> None:
+        self.f, self.empty = f, empty
+        self.frame, self.addr, self.base, self.mask, self.info, self.pc = given
         self.shared = f.load("i64", self.frame, Frame.SHARED)
         self.size = f.resize(f.load("i32", launch_of(f, self.frame), Launch.SHARED_SIZE), "i64", False)
         with f.if_(f.icmp("ne", f.load("i32", self.frame, Frame.FAULTED), f.const("i32", 0)), False):
-            self.leave()
-
-    def leave(self) -> None:
-        """Return without a result."""
-        self.f.ret(self.empty if self.empty.el != "ptr" else None)
+            f.ret(empty)
 
     def fault(self, bad: V, lane: V, info: V) -> None:
         """End the launch where something is wrong with a lane's object."""
@@ -89,7 +87,7 @@ class Objects:
         f.condbr(bad, wrong, fine, False)
         f.label(wrong)
         f.call_void("tgx_fault", self.frame, f.extract(self.addr, lane), lane, info, self.pc)
-        self.leave()
+        f.ret(self.empty)
         f.label(fine)
 
     def place(self, lane: V) -> tuple[V, V]:
@@ -106,27 +104,26 @@ class Objects:
         self.fault(bad, lane, self.f.const("i32", fault_info(0, Access.ILLEGAL, 0)))
 
 
-def emit_arrive(module: Module) -> None:
-    """tgx_mbarrier_arrive(..., arrivals, tx, drops): the objects before, lane after lane."""
-    more = [(COUNTS, "arrivals"), (COUNTS, "tx"), (COUNTS, "drops")]
+@helper(VECTOR, f"{OBJECTS}, {COUNTS} arrivals, {COUNTS} tx, {COUNTS} drops")
+def tgx_mbarrier_arrive(f: Fn, *given: V) -> V:
+    """The objects before the arrivals, transactions and drops, lane after lane."""
     empty = V("i64", LANES, "zeroinitializer")
-    o = Objects(module, "tgx_mbarrier_arrive", VECTOR, more, empty)
-    f = o.f
+    o = Objects(f, given[:-3], empty)
     out = f.alloca(VECTOR, 64)
     f.store(empty, out, 0, 64)
     with each_lane(f, o.mask) as lane:
         _, at = o.place(lane)
-        old = f.call("tgx_mbarrier_update", "i64", 1, at, *(f.extract(m, lane) for m in o.more))
+        old = f.call("tgx_mbarrier_update", "i64", 1, at, *(f.extract(m, lane) for m in given[-3:]))
         o.illegal(f.icmp("eq", old, f.const("i64", 0)), lane)
         f.store(f.insert(f.load("i64", out, 0, LANES, 64), old, lane), out, 0, 64)
-    f.ret(f.load("i64", out, 0, LANES, 64))
-    f.finish()
+    return f.load("i64", out, 0, LANES, 64)
 
 
-def emit_set(module: Module) -> None:
-    """tgx_mbarrier_set(..., counts, valid): new objects that expect so many arrivals, or memory that is none."""
-    o = Objects(module, "tgx_mbarrier_set", "void", [(COUNTS, "counts"), ("i1", "valid")], V("ptr", 1, "null"))
-    f, (counts, valid) = o.f, o.more
+@helper("void", f"{OBJECTS}, {COUNTS} counts, i1 valid")
+def tgx_mbarrier_set(f: Fn, *given: V) -> None:
+    """New objects that expect so many arrivals, or, where they are not valid, memory that is none."""
+    *first, counts, valid = given
+    o = Objects(f, first, None)
     with each_lane(f, o.mask) as lane:
         _, at = o.place(lane)
         count = f.resize(f.extract(counts, lane), "i64", False)
@@ -134,14 +131,13 @@ def emit_set(module: Module) -> None:
         o.illegal(f.and_(wrong, valid), lane)
         made = f.or_(f.or_(count, f.bin("shl", count, f.const("i64", EXPECTED))), f.const("i64", 1 << VALID))
         f.store(f.select(valid, made, f.const("i64", 0)), at)
-    f.ret()
-    f.finish()
 
 
-def emit_test(module: Module) -> None:
-    """tgx_mbarrier_test(..., phases): the lanes whose phase is over; for others, copies land."""
-    o = Objects(module, "tgx_mbarrier_test", "i32", [(COUNTS, "phases")], V("i32", 1, "0"))
-    f, (phases,) = o.f, o.more
+@helper("i32", f"{OBJECTS}, {COUNTS} phases")
+def tgx_mbarrier_test(f: Fn, *given: V) -> V:
+    """The lanes whose phase is over; for others, copies land."""
+    *first, phases = given
+    o = Objects(f, first, f.const("i32", 0))
     zero = f.const("i32", 0)
     done = f.alloca("i32")
     f.store(zero, done)
@@ -160,8 +156,7 @@ def emit_test(module: Module) -> None:
         f.store(f.or_(f.load("i32", done), bit), done)
     with f.if_(f.icmp("ne", f.load("i32", done), o.mask), False):
         f.store(zero, o.frame, Frame.BUDGET)
-    f.ret(f.load("i32", done))
-    f.finish()
+    return f.load("i32", done)
 
 
 def place(e: Asynchronous, ins: Ins, op: Operand, space: str) -> tuple[V, V, V]:
@@ -257,22 +252,13 @@ def arrive_after_copies(e: Asynchronous, ins: Ins) -> None:
     f.call_void("tgx_copy_push", e.frame, queue, offset, queue, e.lanes(ins), zero, f.const("i32", e.pc))
 
 
-def emit_copies_arrive(module: Module) -> None:
-    """tgx_copy_arrive(frame, targets, mask, pc): what an entry of the copies' queue without data does."""
-    params = [("ptr", "frame"), (COUNTS, "target"), ("i32", "mask"), ("i32", "pc")]
-    f = Fn(module, "tgx_copy_arrive", "void", params, "nounwind")
-    frame, target, mask, pc = f.args
+@helper("void", f"ptr frame, {COUNTS} target, i32 mask, i32 pc")
+def tgx_copy_arrive(f: Fn, frame: V, target: V, mask: V, pc: V) -> None:
+    """What an entry of the copies' queue without data does."""
     none = f.const("i32", 0, LANES)
     info = f.const("i32", fault_info(Space.SHARED, Access.ATOMIC, 8))
     f.call("tgx_mbarrier_arrive", "i64", LANES, frame, f.cast("zext", target, "i64"), f.const("i64", 0), mask, info, pc,
            f.const("i32", 1, LANES), none, none)  # fmt: skip
-    f.ret()
-    f.finish()
 
 
 HANDLERS: dict[str, Handler[Asynchronous]] = {"mbarrier": mbarrier}
-PLAIN = {
-    "tgx_copy_arrive": emit_copies_arrive, "tgx_mbarrier_update": emit_update, "tgx_mbarrier_arrive": emit_arrive,
-    "tgx_mbarrier_set": emit_set, "tgx_mbarrier_test": emit_test,
-}  # fmt: skip
-"""Helpers by name, and what writes them."""

@@ -6,6 +6,7 @@ to give way keeps its CTAs where they are and sleeps: at once, or as soon as no 
 """
 
 from tegrad.ptx.bulk import BEGIN, END, HOLD, ON
+from tegrad.ptx.helpers import family, function
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import (
     ALL_LANES,
@@ -27,24 +28,12 @@ NAP_US = 200
 """How long a launch that gave way sleeps before it looks whether it may go on."""
 
 
-def emit_scheduler(module: Module) -> None:
-    """Write tgx_worker and the functions that it uses."""
-    _stopped(module)
-    _hold(module)
-    _init_cta(module)
-    _release(module)
-    _run_cta(module)
-    _worker(module)
-
-
-def _stopped(module: Module) -> None:
+@function("i1", "ptr launch", "alwaysinline")
+def tgx_stopped(f: Fn, launch: V) -> V:
     """Whether the launch has faulted or was aborted."""
-    f = Fn(module, "tgx_stopped", "i1", [("ptr", "launch")], "alwaysinline")
-    (launch,) = f.args
     state = f.op("i32", 1, f"load atomic i32, {f.gep(launch, Launch.FAULT_STATE)} monotonic, align 4", pure=False)
     abort = f.and_(_requests(f, launch), f.const("i32", Flag.ABORT))
-    f.ret(f.icmp("ne", f.or_(state, abort), f.const("i32", 0)))
-    f.finish()
+    return f.icmp("ne", f.or_(state, abort), f.const("i32", 0))
 
 
 def _requests(f: Fn, launch: V) -> V:
@@ -59,10 +48,9 @@ def _count(f: Fn, launch: V, by: int) -> None:
     f.op("i32", 1, f"atomicrmw add {at}, i32 {by} seq_cst, align 4", pure=False)
 
 
-def _hold(module: Module) -> None:
-    """tgx_hold(launch, mask): sleep while the flag has a bit of the mask and no abort; not counted as running then."""
-    f = Fn(module, "tgx_hold", "void", [("ptr", "launch"), ("i32", "mask")], "noinline")
-    launch, mask = f.args
+@function("void", "ptr launch, i32 mask", "noinline")
+def tgx_hold(f: Fn, launch: V, mask: V) -> None:
+    """Sleep while the flag has a bit of the mask and no abort; not counted as running then."""
     zero = f.const("i32", 0)
     _count(f, launch, -1)
     with f.loop() as (_, end):
@@ -71,8 +59,6 @@ def _hold(module: Module) -> None:
         f.leave(f.icmp("ne", f.and_(bits, f.const("i32", Flag.ABORT)), zero), end)
         f.call("usleep", "i32", 1, f.const("i32", NAP_US))
     _count(f, launch, 1)
-    f.ret()
-    f.finish()
 
 
 def _mad64(f: Fn, base: V, i: V, stride: V) -> V:
@@ -80,16 +66,9 @@ def _mad64(f: Fn, base: V, i: V, stride: V) -> V:
     return f.gep(base, f.mul(f.resize(i, "i64", False), stride))
 
 
-def _init_cta(module: Module) -> None:
-    """tgx_init_cta(launch, slot, cta, counts): make a slot the CTA of this linear index."""
-    f = Fn(
-        module,
-        "tgx_init_cta",
-        "void",
-        [("ptr", "launch"), ("ptr", "slot"), ("i64", "cta"), ("ptr", "counts")],
-        "noinline",
-    )
-    launch, slot, cta, counts = f.args
+@function("void", "ptr launch, ptr slot, i64 cta, ptr counts", "noinline")
+def tgx_init_cta(f: Fn, launch: V, slot: V, cta: V, counts: V) -> None:
+    """Make a slot the CTA of this linear index."""
     warps = f.load("i32", launch, Launch.WARPS)
     threads = f.load("i32", launch, Launch.THREADS)
     f.store(f.const("i32", 1), slot, Slot.STATE)
@@ -129,8 +108,6 @@ def _init_cta(module: Module) -> None:
         f.store(f.const("i32", 0, LANES), frame, Frame.PCS, 64)
         _thread_ids(f, launch, frame, w)
     _settle(f, launch, slot, BEGIN)
-    f.ret()
-    f.finish()
 
 
 def _settle(f: Fn, launch: V, slot: V, why: int, progress: V | None = None) -> None:
@@ -158,10 +135,9 @@ def _thread_ids(f: Fn, launch: V, frame: V, w: V) -> None:
         f.store(f.bin("udiv", row, by), frame, Frame.TID + 256, 64)
 
 
-def _release(module: Module) -> None:
-    """tgx_release(launch, slot): open every barrier that has all its threads; returns whether one opened."""
-    f = Fn(module, "tgx_release", "i1", [("ptr", "launch"), ("ptr", "slot")], "noinline")
-    launch, slot = f.args
+@function("i1", "ptr launch, ptr slot", "noinline")
+def tgx_release(f: Fn, launch: V, slot: V) -> V:
+    """Open every barrier that has all its threads; returns whether one opened."""
     zero = f.const("i32", 0)
     opened = f.alloca("i1")
     f.store(f.const("i1", 0), opened)
@@ -192,14 +168,13 @@ def _release(module: Module) -> None:
                 state = f.load("i32", frame, Frame.STATE)
                 wake = f.and_(f.icmp("eq", state, f.const("i32", WarpState.WAITING)), f.icmp("ne", lanes, zero))
                 f.store(f.select(wake, f.const("i32", WarpState.READY), state), frame, Frame.STATE)
-    f.ret(f.load("i1", opened))
-    f.finish()
+    return f.load("i1", opened)
 
 
 def _run_cta(module: Module) -> None:
     """tgx_run_cta(launch, slot): 0 the CTA is done, 1 it waits for another CTA, 2 the launch was stopped."""
     attributes = f"noinline alignstack({STACK_ALIGN})"
-    f = Fn(module, "tgx_run_cta", "i32", [("ptr", "launch"), ("ptr", "slot")], attributes)
+    f = Fn(module, "tgx_run_cta", "i32", "ptr launch, ptr slot", attributes)
     launch, slot = f.args
     warps = f.load("i32", launch, Launch.WARPS)
     frame_size = f.load("i64", launch, Launch.FRAME_SIZE)
@@ -257,10 +232,9 @@ def _run_warp(f: Fn, launch: V, slot: V, frame: V, warp_fn: V, progress: V) -> N
         f.store(f.or_(f.load("i1", progress), opened), progress)
 
 
-def _worker(module: Module) -> None:
-    """tgx_worker(launch, worker): take CTAs until the grid is done or stopped."""
-    f = Fn(module, "tgx_worker", "void", [("ptr", "launch"), ("ptr", "worker")])
-    launch, worker = f.args
+@function("void", "ptr launch, ptr worker", "")
+def tgx_worker(f: Fn, launch: V, worker: V) -> None:
+    """Take CTAs until the grid is done or stopped."""
     zero, one = f.const("i32", 0), f.const("i32", 1)
     slots, stride = f.load("ptr", worker, Worker.SLOTS), f.load("i64", worker, Worker.STRIDE)
     count, counts = f.load("i32", worker, Worker.COUNT), f.load("ptr", worker, Worker.COUNTS)
@@ -311,5 +285,10 @@ def _worker(module: Module) -> None:
         with f.if_(f.icmp("eq", status, one)):
             f.store(f.add(cur, one), current)
     _count(f, launch, -1)
-    f.ret()
-    f.finish()
+
+
+@family("tgx_worker")
+def emit_scheduler(module: Module, name: str) -> None:
+    """tgx_worker(launch, worker), with the functions that it uses."""
+    for write in (tgx_stopped, tgx_hold, tgx_init_cta, tgx_release, _run_cta, tgx_worker):
+        write(module)

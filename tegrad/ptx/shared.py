@@ -3,13 +3,12 @@
 Compiling them is most of a kernel's time otherwise: 12 ms for each ex2 of 32 lanes, 6 ms for each dp4a.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from tegrad.ptx.ir import Fn, Module, V, vec
+from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import LANES
-from tegrad.ptx.parser import split_op
 from tegrad.ptx.rules import OpRule
 from tegrad.ptx.syntax import Ins
 
@@ -34,22 +33,9 @@ def applied(f: Fn, rule: OpRule, ins: Ins, values: Sequence[V]) -> V:
 @lru_cache(4096)
 def _call(rule: OpRule, ins: Ins, values: tuple[V, ...]) -> tuple[str, str]:
     """The function's name and the type of its elements; no name for what is written in the kernel."""
-    f = Fn(Module(), "tried", "void", [])
+    f = Fn(Module(), "tried", "void", "")
     out = rule.apply(f, ins, *values)
     short = len(f.lines) <= MOST_LINES and not any(word in line for line in f.lines for word in DEAR)
     if short or out.n != LANES or "i1" in (out.el, *(v.el for v in values)):
         return "", ""
     return PREFIX + ins.op.replace("::", "__"), out.el
-
-
-def emit(module: Module, name: str, find: Callable[[Ins], object]) -> None:
-    """tgx_op_*(sources): the instruction that the name ends with, of 32 lanes."""
-    op = name.removeprefix(PREFIX)
-    ins = Ins(op, *split_op(op), (), None, 0)
-    rule = find(ins)
-    assert isinstance(rule, OpRule)
-    result, sources = rule.signature(ins)
-    params = [(vec(t.el, LANES), f"x{at}") for at, t in enumerate(sources)]
-    f = Fn(module, name, vec(result.el, LANES), params, "nounwind")
-    f.ret(rule.apply(f, ins, *f.args))
-    f.finish()

@@ -3,7 +3,8 @@
 import time
 from collections.abc import Callable
 
-from tegrad.ptx.ir import Fn, Module, V
+from tegrad.ptx.helpers import helper
+from tegrad.ptx.ir import Fn, V
 from tegrad.ptx.layout import LANES, Frame, Launch
 from tegrad.ptx.lowering import Lowering
 
@@ -42,13 +43,12 @@ def _clock_hi(e: Lowering) -> V:
     return e.f.resize(e.f.bin("lshr", _clock64(e), e.f.const("i64", 32)), "i32", False)
 
 
-def emit_nanoseconds(module: Module) -> None:
-    """tgx_nanoseconds(): the host's monotonic clock."""
-    f = Fn(module, "tgx_nanoseconds", "i64", [], "nounwind")
+@helper("i64", "")
+def tgx_nanoseconds(f: Fn) -> V:
+    """The host's monotonic clock."""
     at = f.alloca("[2 x i64]", 8)
     f.call("clock_gettime", "i32", 1, f.const("i32", time.CLOCK_MONOTONIC), at)
-    f.ret(f.add(f.mul(f.load("i64", at), f.const("i64", 1_000_000_000)), f.load("i64", at, 8)))
-    f.finish()
+    return f.add(f.mul(f.load("i64", at), f.const("i64", 1_000_000_000)), f.load("i64", at, 8))
 
 
 def _nanoseconds(e: Lowering) -> V:

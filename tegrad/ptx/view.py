@@ -9,9 +9,10 @@ leave it to the helper that checks every lane, which finds the fault or does the
 from dataclasses import dataclass
 from enum import IntEnum
 
-from tegrad.ptx.access import last_first
+from tegrad.ptx.access import last_first, sizes
 from tegrad.ptx.analysis import Block, defs_uses
 from tegrad.ptx.check import AccessShape, Checker
+from tegrad.ptx.helpers import family, helper
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.lanes import gather_any, interleave, scatter_any
 from tegrad.ptx.layout import ALL_LANES, LANES, Access, Frame
@@ -79,18 +80,9 @@ def groups(block: Block) -> dict[int, Group]:
     return {index: group for index, group in found.items() if group.count >= FEWEST_ACCESSES}
 
 
-def emit_view(module: Module) -> None:
-    """tgx_view(frame, view, addresses, mask, low, size): fill a view for size bytes from address + low on."""
-    params = [
-        ("ptr", "frame"),
-        ("ptr", "view"),
-        ("<32 x i64>", "addr"),
-        ("i32", "mask"),
-        ("i64", "low"),
-        ("i64", "size"),
-    ]
-    f = Fn(module, "tgx_view", "void", params, "nounwind")
-    frame, view, addr, mask, low, size = f.args
+@helper("void", "ptr frame, ptr view, <32 x i64> addr, i32 mask, i64 low, i64 size")
+def tgx_view(f: Fn, frame: V, view: V, addr: V, mask: V, low: V, size: V) -> None:
+    """Fill a view for size bytes from address + low on."""
     check = Checker(f, frame, AccessShape("global", 8, 1, Access.READ))
     host = f.add(addr, f.splat(check.base, LANES))
     f.store(host, view, View.HOST, 64)
@@ -124,26 +116,26 @@ def emit_view(module: Module) -> None:
     with f.if_(ask):
         f.store(f.and_(f.load("i32", can), check.span(lowest, highest)), can)
     f.store(f.load("i32", can), view, View.CAN)
-    f.ret()
-    f.finish()
 
 
 def helper_name(kind: str, bits: int, n: int) -> str:
     return f"tgx_{kind}v_global_b{bits}x{n}"
 
 
-def emit_access(module: Module, kind: str, bits: int, n: int) -> None:
+@family("tgx_ldv_", "tgx_stv_")
+def emit_access(module: Module, name: str) -> None:
     """tgx_ldv_*(frame, view, mask, constant, pc[, out]) and tgx_stv_*(..., value or buffer): an access of a group."""
+    kind, (bits, n) = name.split("_")[1].removesuffix("v"), sizes(name)
     store = kind == "st"
     shape = AccessShape("global", bits, n, Access.WRITE if store else Access.READ)
-    params = [("ptr", "frame"), ("ptr", "view"), ("i32", "mask"), ("i64", "off"), ("i32", "pc")]
+    params = "ptr frame, ptr view, i32 mask, i64 off, i32 pc"
     by_register = n == 1
     if store:
-        params.append((f"<32 x {shape.el}>", "value") if by_register else ("ptr", "value"))
+        params += f", <32 x {shape.el}> value" if by_register else ", ptr value"
     elif not by_register:
-        params.append(("ptr", "out"))
+        params += ", ptr out"
     ret = f"<32 x {shape.el}>" if by_register and not store else "void"
-    f = Fn(module, helper_name(kind, bits, n), ret, params, "nounwind")
+    f = Fn(module, name, ret, params, "nounwind")
     frame, view, mask, off, pc, *rest = f.args
     part = LANES * bits // 8
 

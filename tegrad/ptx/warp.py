@@ -10,6 +10,7 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from tegrad.ptx.analysis import MET, member_mask
+from tegrad.ptx.helpers import family
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.lanes import each_lane, gather
 from tegrad.ptx.layout import LANES, Frame
@@ -19,6 +20,7 @@ from tegrad.ptx.syntax import Ins, Operand, Pair
 from tegrad.ptx.types import TYPES, Ty
 
 SHFL_MODES = ("up", "down", "bfly", "idx")
+MATCH = "tgx_match_b"
 
 
 def _outputs(op: Operand) -> tuple[Operand, Operand]:
@@ -218,10 +220,11 @@ def reduce(f: Fn, op: str, t: Ty, a: V, lanes: V) -> V:
     return f.call(f"llvm.vector.reduce.{name}.v{LANES}{a.el}", a.el, 1, kept, pure=True)
 
 
-def emit_match(module: Module, bits: int) -> None:
+@family(MATCH)
+def emit_match(module: Module, name: str) -> None:
     """tgx_match_b*(values, mask): for each lane the mask of lanes with its value."""
-    el = f"i{bits}"
-    f = Fn(module, f"tgx_match_b{bits}", "<32 x i32>", [(f"<32 x {el}>", "values"), ("i32", "mask")], "nounwind")
+    el = f"i{name.removeprefix(MATCH)}"
+    f = Fn(module, name, "<32 x i32>", f"<32 x {el}> values, i32 mask", "nounwind")
     values, mask = f.args
     active = f.mask_vec(mask)
     out = f.alloca("<32 x i32>", 64)
@@ -237,7 +240,7 @@ def _match_joined(e: Lowering, ins: Ins, lanes: V) -> V:
     """match.any.sync d, a, mask; match.all.sync d|p, a, mask."""
     t = ins.types[-1]
     a = e.f.splat(e.read(ins.operands[1], t), LANES)
-    return e.f.call(f"tgx_match_b{t.bits}", "i32", LANES, a, lanes)
+    return e.f.call(f"{MATCH}{t.bits}", "i32", LANES, a, lanes)
 
 
 def _match_finish(e: Lowering, ins: Ins, groups: V, lanes: V) -> None:

@@ -10,12 +10,12 @@ full queue lets the oldest product run early. A launch with a seed draws: half o
 before them, which shows matrices that are not there yet.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from tegrad.ptx.analysis import defs_uses
 from tegrad.ptx.check import launch_of
+from tegrad.ptx.helpers import family, helper
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import ALL_LANES, LANES, Access, Frame, Launch, Space, fault_info
 from tegrad.ptx.lowering import Lowering
@@ -147,6 +147,7 @@ def _places(f: Fn, descriptor: V, octet: V, transposed: bool) -> V:
     return f.xor(at, f.bin("shl", turned, f.like(at, 4)))
 
 
+@family("tgx_wgmma_octet_")
 def emit_octet(module: Module, name: str) -> None:
     """tgx_wgmma_octet_*(frame, descriptor, octet, out, pc): eight rows of A, or columns of B, from shared memory.
 
@@ -155,8 +156,7 @@ def emit_octet(module: Module, name: str) -> None:
     """
     _, _, _, kind, at = name.split("_")
     t = TYPES[kind]
-    params = [("ptr", "frame"), ("i64", "descriptor"), ("i32", "octet"), ("ptr", "out"), ("i32", "pc")]
-    f = Fn(module, name, "i1", params, "nounwind")
+    f = Fn(module, name, "i1", "ptr frame, i64 descriptor, i32 octet, ptr out, i32 pc", "nounwind")
     frame, descriptor, octet, out, pc = f.args
     places = _places(f, descriptor, octet, at == "t")
     size = f.load("i32", launch_of(f, frame), Launch.SHARED_SIZE)
@@ -206,6 +206,7 @@ def _turned(f: Fn, rows: list[V]) -> list[V]:
 # ---- products
 
 
+@family("tgx_wgmma_dot_")
 def emit_dot(module: Module, name: str) -> None:
     """tgx_wgmma_dot_K_ACC_HOW(rows, columns, sums, keep): 16 x 8 sums of the fragments' layout, added to if `keep`.
 
@@ -213,7 +214,7 @@ def emit_dot(module: Module, name: str) -> None:
     """
     _, _, _, depth, kind, how = name.split("_")
     acc, el = TYPES[kind], "i32" if kind == "s32" else "float"
-    f = Fn(module, name, "void", [("ptr", "rows"), ("ptr", "columns"), ("ptr", "sums"), ("i1", "keep")], "nounwind")
+    f = Fn(module, name, "void", "ptr rows, ptr columns, ptr sums, i1 keep", "nounwind")
     rows, columns, sums, keep = f.args
     registers = 2 if kind == "f16" else 4
     old = [f.load("i32", sums, REGISTER_BYTES * i, LANES, 64) for i in range(registers)]
@@ -241,10 +242,11 @@ def _multiply_add(f: Fn, a: V, b: V, c: V) -> V:
     return f.add(f.mul(a, b), c) if c.el == "i32" else f.intr("fma", a, b, c)
 
 
+@family("tgx_wgmma_m64_")
 def emit_product(module: Module, name: str) -> None:
     """tgx_wgmma_m64_*(frame, product): run a queued product of this warp's rows."""
     form = parse_name(name)
-    f = Fn(module, name, "void", [("ptr", "frame"), ("ptr", "product")], "nounwind")
+    f = Fn(module, name, "void", "ptr frame, ptr product", "nounwind")
     frame, entry = f.args
     rows = f.alloca(f"[{2 * form.k * REGISTER_BYTES} x i8]", 64)
     columns = f.alloca(f"[{32 * form.k} x i8]", 64)
@@ -304,10 +306,9 @@ def _entry(f: Fn, queue: V, index: V) -> V:
     return f.gep(first, f.mul(f.resize(wrapped, "i64", False), f.const("i64", ENTRY_BYTES)))
 
 
-def emit_land(module: Module) -> None:
-    """tgx_wgmma_land(frame, queue): run the oldest product."""
-    f = Fn(module, "tgx_wgmma_land", "void", [("ptr", "frame"), ("ptr", "queue")], "nounwind")
-    frame, queue = f.args
+@helper("void", "ptr frame, ptr queue")
+def tgx_wgmma_land(f: Fn, frame: V, queue: V) -> None:
+    """Run the oldest product."""
     head = f.load("i32", queue, HEAD)
     entry = _entry(f, queue, head)
     with f.if_(f.icmp("eq", f.load("i32", frame, Frame.FAULTED), f.const("i32", 0))):
@@ -318,21 +319,16 @@ def emit_land(module: Module) -> None:
     f.store(f.const("i32", 1), state, 4)
     f.store(f.bin("urem", f.add(head, f.const("i32", 1)), f.const("i32", MOST_QUEUED)), queue, HEAD)
     f.store(f.sub(f.load("i32", queue, COUNT), f.const("i32", 1)), queue, COUNT)
-    f.ret()
-    f.finish()
 
 
-def emit_push(module: Module) -> None:
-    """tgx_wgmma_push(frame, queue, code, sums, state, reads, a, b, flags, octets, pc, lanes): queue a product.
+@helper("ptr", "ptr frame, ptr queue, ptr code, ptr sums, ptr state, ptr reads, i64 a, i64 b, i32 flags, i32 octets, "
+               "i32 pc, i32 lanes")  # fmt: skip
+def tgx_wgmma_push(f: Fn, *given: V) -> V:
+    """Queue a product.
 
     Returns where A's registers go. Less than a whole warp, or than a whole warpgroup, is a fault.
     """
-    params = [
-        ("ptr", "frame"), ("ptr", "queue"), ("ptr", "code"), ("ptr", "sums"), ("ptr", "state"), ("ptr", "reads"),
-        ("i64", "a"), ("i64", "b"), ("i32", "flags"), ("i32", "octets"), ("i32", "pc"), ("i32", "lanes"),
-    ]  # fmt: skip
-    f = Fn(module, "tgx_wgmma_push", "ptr", params, "nounwind")
-    frame, queue, code, sums, state, reads, a, b, flags, octets, pc, lanes = f.args
+    frame, queue, code, sums, state, reads, a, b, flags, octets, pc, lanes = given
     last = f.or_(f.load("i32", frame, Frame.WARP), f.const("i32", 3))
     whole = f.icmp("ult", last, f.load("i32", launch_of(f, frame), Launch.WARPS))
     together = f.and_(whole, f.icmp("eq", lanes, f.const("i32", ALL_LANES)))
@@ -351,28 +347,23 @@ def emit_push(module: Module) -> None:
     f.store(f.add(count, f.const("i32", 1)), queue, COUNT)
     for words in (state, reads):
         f.store(f.add(f.load("i32", words), f.const("i32", 1)), words)
-    f.ret(f.gep(entry, REGISTERS))
-    f.finish()
+    return f.gep(entry, REGISTERS)
 
 
-def emit_wait(module: Module) -> None:
-    """tgx_wgmma_wait(frame, queue, keep): run all but the products of the newest `keep` groups; -1 also open ones."""
-    f = Fn(module, "tgx_wgmma_wait", "void", [("ptr", "frame"), ("ptr", "queue"), ("i32", "keep")], "nounwind")
-    frame, queue, keep = f.args
+@helper("void", "ptr frame, ptr queue, i32 keep")
+def tgx_wgmma_wait(f: Fn, frame: V, queue: V, keep: V) -> None:
+    """Run all but the products of the newest `keep` groups; -1 also open ones."""
     limit = f.sub(f.load("i32", queue, GROUP), keep)
     with f.loop() as (_, end):
         f.leave(f.icmp("eq", f.load("i32", queue, COUNT), f.const("i32", 0)), end)
         entry = _entry(f, queue, f.load("i32", queue, HEAD))
         f.leave(f.icmp("sge", f.load("i32", entry, OF_GROUP), limit), end)
         f.call_void("tgx_wgmma_land", frame, queue)
-    f.ret()
-    f.finish()
 
 
-def emit_soon(module: Module) -> None:
-    """tgx_wgmma_soon(frame, queue): with a seed, run all products in half of the cases."""
-    f = Fn(module, "tgx_wgmma_soon", "void", [("ptr", "frame"), ("ptr", "queue")], "nounwind")
-    frame, queue = f.args
+@helper("void", "ptr frame, ptr queue")
+def tgx_wgmma_soon(f: Fn, frame: V, queue: V) -> None:
+    """With a seed, run all products in half of the cases."""
     seen = x = f.load("i32", queue, RANDOM)
     for op, by in (("shl", 13), ("lshr", 17), ("shl", 5)):
         x = f.xor(x, f.bin(op, x, f.const("i32", by)))
@@ -380,21 +371,6 @@ def emit_soon(module: Module) -> None:
     hit = f.icmp("slt", f.mul(x, f.const("i32", HASH_FACTOR)), f.const("i32", 0))
     with f.if_(f.and_(hit, f.icmp("ne", seen, f.const("i32", 0)))):
         f.call_void("tgx_wgmma_wait", frame, queue, f.const("i32", -1))
-    f.ret()
-    f.finish()
-
-
-PLAIN: Final[dict[str, Callable[[Module], None]]] = {
-    "tgx_wgmma_land": emit_land,
-    "tgx_wgmma_push": emit_push,
-    "tgx_wgmma_soon": emit_soon,
-    "tgx_wgmma_wait": emit_wait,
-}
-NAMED: Final[dict[str, Callable[[Module, str], None]]] = {
-    "tgx_wgmma_m64_": emit_product,
-    "tgx_wgmma_dot_": emit_dot,
-    "tgx_wgmma_octet_": emit_octet,
-}
 
 
 # ---- instructions

@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 
 from tegrad.ptx import jit
+from tegrad.ptx.helpers import writer
 from tegrad.ptx.ir import Module
 
 llvm = pytest.importorskip("llvmlite.binding")
@@ -19,7 +20,7 @@ _BYTES = {"x": 16, "y": 32, "z": 64}
 def assembly(name: str, cpu: str) -> str:
     """A helper's code for a processor of this name."""
     module = Module()
-    jit._writer(name)(module)
+    writer(name)(module)
     jit.host()
     parsed = llvm.parse_assembly(module.text())
     target = llvm.Target.from_triple("x86_64-unknown-linux-gnu")

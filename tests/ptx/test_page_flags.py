@@ -8,8 +8,8 @@ import llvmlite.binding as llvm
 import pytest
 
 from tegrad.ptx.check import AccessShape, Checker
+from tegrad.ptx.helpers import writer
 from tegrad.ptx.ir import Fn, Module
-from tegrad.ptx.l2 import emit_count, emit_peek
 from tegrad.ptx.layout import Access
 
 
@@ -23,7 +23,7 @@ def _on_arm(module: Module) -> str:
 
 def _checked(access: Access) -> str:
     module = Module()
-    f = Fn(module, "checked", "i64", [("ptr", "frame"), ("i64", "low"), ("i64", "last")], "")
+    f = Fn(module, "checked", "i64", "ptr frame, i64 low, i64 last")
     frame, low, last = f.args
     check = Checker(f, frame, AccessShape("global", 64, 1, access))
     with f.if_(check.range(low, last)):
@@ -40,15 +40,14 @@ def test_a_load_reads_what_a_page_keeps_after_the_pages_flag() -> None:
 
 
 @pytest.mark.parametrize(
-    ("emit", "order"),
+    ("name", "order"),
     [
-        (emit_peek, r"\bdmb\s+ishld\b(?!.*\bldr)"),  # nothing is read between it and what the caller reads
-        (emit_count, r"^(?:(?!\bstrb\b).)*\bdmb\s+ish\b.*\bstrb\b"),  # no state is stored before it
+        ("tgx_l2_peek", r"\bdmb\s+ishld\b(?!.*\bldr)"),  # nothing is read between it and what the caller reads
+        ("tgx_l2_count", r"^(?:(?!\bstrb\b).)*\bdmb\s+ish\b.*\bstrb\b"),  # no state is stored before it
     ],
     ids=["peek", "count"],
 )
-def test_a_sectors_state_is_stored_after_and_read_before_what_is_kept(emit: object, order: str) -> None:
+def test_a_sectors_state_is_stored_after_and_read_before_what_is_kept(name: str, order: str) -> None:
     module = Module()
-    assert callable(emit)
-    emit(module)
+    writer(name)(module)
     assert re.search(order, _on_arm(module), re.DOTALL)
