@@ -27,45 +27,66 @@ def last_first(f: Fn, n: int, load: Callable[[int], V]) -> list[V]:
     return words[::-1]
 
 
-class Helper:
-    """One memory helper being written: its paths share the frame, the mask and the result slot.
+class Transfer:
+    """A function that loads or stores an element of each lane, or several, which go through memory.
 
-    With `fallback`, the name of a helper for the general case, this one only has the path for consecutive lanes from
-    lane 0 on, which then needs no stack.
+    `where` are its parameters, besides the values and `more`.
     """
 
-    def __init__(self, module: Module, name: str, shape: AccessShape, store: bool, fallback: str = "") -> None:
-        self.shape, self.store, self.fallback = shape, store, fallback
-        params = f"ptr frame, <32 x {shape.address_el}> addr, i32 mask, i32 pc"
+    def __init__(self, module: Module, name: str, shape: AccessShape, store: bool, where: str, more: str = "") -> None:
+        self.shape, self.store = shape, store
         by_register = shape.n == 1
         if store:
-            params += f", <32 x {shape.el}> value" if by_register else ", ptr value"
+            more += f", <32 x {shape.el}> value" if by_register else ", ptr value"
         elif not by_register:
-            params += ", ptr out"
+            more += ", ptr out"
         self.ret = f"<32 x {shape.el}>" if by_register and not store else "void"
-        self.f = Fn(module, name, self.ret, params, "nounwind")
-        self.frame, self.addr, self.mask, self.pc, *rest = self.f.args
-        self.buffer = rest[0] if rest else None
+        self.f = Fn(module, name, self.ret, where + more, "nounwind")
+        count = len(where.split(", "))
+        self.where, self.rest = self.f.args[:count], self.f.args[count:]
         self.bytes = LANES * shape.bits // 8
-        self.in_global: V | None = None
-        self.opened: V | None = None
 
     def values(self) -> list[V]:
         """The values to store."""
-        assert self.buffer is not None
         if self.shape.n == 1:
-            return [self.buffer]
-        return [self.f.load(self.shape.el, self.buffer, i * self.bytes, LANES, 4) for i in range(self.shape.n)]
+            return self.rest
+        return [self.f.load(self.shape.el, self.rest[0], i * self.bytes, LANES, 4) for i in range(self.shape.n)]
 
     def give(self, vs: list[V]) -> None:
         """Return the loaded values."""
         if self.shape.n == 1:
             self.f.ret(vs[0])
             return
-        assert self.buffer is not None
         for i, v in enumerate(vs):
-            self.f.store(v, self.buffer, i * self.bytes, 4)
+            self.f.store(v, self.rest[0], i * self.bytes, 4)
         self.f.ret()
+
+    def pass_on(self, name: str, *where: V) -> None:
+        """Let another one do it."""
+        f = self.f
+        if self.ret == "void":
+            f.call_void(name, *where, *self.rest)
+            f.ret()
+        else:
+            f.ret(f.call(name, self.shape.el, LANES, *where, *self.rest))
+
+
+class Helper(Transfer):
+    """One memory helper being written: its paths share the frame, the mask and the result slot.
+
+    With `fallback`, the name of a helper for the general case, this one only has the path for consecutive lanes from
+    lane 0 on, which then needs no stack.
+    """
+
+    def __init__(
+        self, module: Module, name: str, shape: AccessShape, store: bool, fallback: str = "", more: str = ""
+    ) -> None:
+        where = f"ptr frame, <32 x {shape.address_el}> addr, i32 mask, i32 pc"
+        super().__init__(module, name, shape, store, where, more)
+        self.fallback = fallback
+        self.frame, self.addr, self.mask, self.pc = self.where
+        self.in_global: V | None = None
+        self.opened: V | None = None
 
     def leave_empty(self) -> None:
         """Return without an effect."""
@@ -92,17 +113,7 @@ class Helper:
         self.consecutive(other)
         f.br(other)
         f.label(other)
-        self.pass_on(self.fallback)
-
-    def pass_on(self, name: str) -> None:
-        """Let another helper do it."""
-        f = self.f
-        args = [self.frame, self.addr, self.mask, self.pc] + ([self.buffer] if self.buffer is not None else [])
-        if self.ret == "void":
-            f.call_void(name, *args)
-            f.ret()
-        else:
-            f.ret(f.call(name, self.shape.el, LANES, *args))
+        self.pass_on(self.fallback, *self.where)
 
     def body(self) -> None:
         f = self.f
@@ -276,7 +287,7 @@ class Helper:
         some, none = f.name_of("some"), f.name_of("none")
         f.condbr(f.icmp("ne", inside, f.const("i32", 0)), some, none)
         f.label(none)
-        self.pass_on(helper_name("st" if self.store else "ld", "global", s.bits, s.n))
+        self.pass_on(helper_name("st" if self.store else "ld", "global", s.bits, s.n), *self.where)
         f.label(some)
         self.generic_lanes(in_shared, in_local, shared, local)
 

@@ -8,7 +8,7 @@ from tegrad.ptx.access import Helper
 from tegrad.ptx.check import AccessShape
 from tegrad.ptx.floating import PLAIN, bf16_to_f32, f32_to_bf16, flush
 from tegrad.ptx.helpers import family
-from tegrad.ptx.ir import Fn, Module, V
+from tegrad.ptx.ir import Module, V
 from tegrad.ptx.lanes import each_lane
 from tegrad.ptx.layout import LANES, Access, Frame
 from tegrad.ptx.lowering import Lowering
@@ -35,15 +35,13 @@ class AtomicHelper(Helper):
     """tgx_atom_{space}_{op}_{type}(frame, address, mask, pc, b[, c]) returning the old values."""
 
     def __init__(self, module: Module, name: str, space: str, op: str, t: Ty) -> None:
-        super().__init__(module, name, AccessShape(space, t.bits, 1, Access.ATOMIC), False)
+        more = f", <32 x {t.iel}> b" + (f", <32 x {t.iel}> c" if op == "cas" else "")
+        super().__init__(module, name, AccessShape(space, t.bits, 1, Access.ATOMIC), False, more=more)
         self.op, self.t = op, t
         # A float added in global memory has no subnormal numbers; in shared memory it has.
         self.flushes = t.name == "f32" and op == "add" and space != "shared"
         self.in_shared: V | None = None
         self.subnormal: V | None = None
-        params = f"ptr frame, <32 x {self.shape.address_el}> addr, i32 mask, i32 pc, <32 x {t.iel}> b"
-        self.f = Fn(module, name, self.ret, params + (f", <32 x {t.iel}> c" if op == "cas" else ""), "nounwind")
-        self.frame, self.addr, self.mask, self.pc, *self.sources = self.f.args
 
     def by_lane(self, host: V, good: V) -> None:
         f, t = self.f, self.t
@@ -53,7 +51,7 @@ class AtomicHelper(Helper):
         with each_lane(f, self.mask) as lane:
             p = f.op("ptr", 1, f"inttoptr {f.extract(host, lane)} to ptr")
             self.subnormal = f.extract(self.in_shared, lane) if self.in_shared is not None else None
-            old = self.one(p, [f.extract(s, lane) for s in self.sources])
+            old = self.one(p, [f.extract(s, lane) for s in self.rest])
             f.store(f.insert(f.load(t.iel, out, 0, LANES), old, lane), out)
         self.close()
         f.ret(f.load(t.iel, out, 0, LANES))

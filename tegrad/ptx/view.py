@@ -9,7 +9,8 @@ leave it to the helper that checks every lane, which finds the fault or does the
 from dataclasses import dataclass
 from enum import IntEnum
 
-from tegrad.ptx.access import last_first, sizes
+from tegrad.ptx.access import Transfer, last_first, sizes
+from tegrad.ptx.access import helper_name as general_name
 from tegrad.ptx.analysis import Block, defs_uses
 from tegrad.ptx.check import AccessShape, Checker
 from tegrad.ptx.helpers import family, helper
@@ -128,25 +129,9 @@ def emit_access(module: Module, name: str) -> None:
     kind, (bits, n) = name.split("_")[1].removesuffix("v"), sizes(name)
     store = kind == "st"
     shape = AccessShape("global", bits, n, Access.WRITE if store else Access.READ)
-    params = "ptr frame, ptr view, i32 mask, i64 off, i32 pc"
-    by_register = n == 1
-    if store:
-        params += f", <32 x {shape.el}> value" if by_register else ", ptr value"
-    elif not by_register:
-        params += ", ptr out"
-    ret = f"<32 x {shape.el}>" if by_register and not store else "void"
-    f = Fn(module, name, ret, params, "nounwind")
-    frame, view, mask, off, pc, *rest = f.args
-    part = LANES * bits // 8
-
-    def give(vs: list[V]) -> None:
-        if ret != "void":
-            f.ret(vs[0])
-            return
-        for i, v in enumerate(vs):
-            f.store(v, rest[0], i * part, 4)
-        f.ret()
-
+    moved = Transfer(module, name, shape, store, "ptr frame, ptr view, i32 mask, i64 off, i32 pc")
+    f = moved.f
+    frame, view, mask, off, pc = moved.where
     low_bits = f.or_(f.load("i32", view, View.BITS), f.cast("trunc", off, "i32"))
     flag = f.and_(f.load("i32", view, View.CAN), f.const("i32", shape.flag))
     good = f.and_(
@@ -162,38 +147,30 @@ def emit_access(module: Module, name: str) -> None:
     f.label(row)
     p = f.op("ptr", 1, f"inttoptr {f.add(f.load('i64', view, View.START), off)} to ptr")
     if store:
-        values = [rest[0]] if by_register else [f.load(shape.el, rest[0], i * part, LANES, 4) for i in range(n)]
-        f.store(interleave(f, values), p, 0, bits // 8)
+        f.store(interleave(f, moved.values()), p, 0, bits // 8)
         f.ret()
     else:
         wide = f.load(shape.el, p, 0, LANES * n, bits // 8, once=True)
-        give([f.shuffle(wide, None, range(k, LANES * n, n)) if n > 1 else wide for k in range(n)])
+        moved.give([f.shuffle(wide, None, range(k, LANES * n, n)) if n > 1 else wide for k in range(n)])
     f.label(other)
     if not store:
         one, apart = f.name_of("one"), f.name_of("apart")
         f.condbr(f.icmp("eq", stride, f.const("i64", 0)), one, apart)
         f.label(one)
         p = f.op("ptr", 1, f"inttoptr {f.add(f.load('i64', view, View.START), off)} to ptr")
-        give(last_first(f, n, lambda i: f.splat(f.load(shape.el, p, i * bits // 8, once=True), LANES)))
+        moved.give(last_first(f, n, lambda i: f.splat(f.load(shape.el, p, i * bits // 8, once=True), LANES)))
         f.label(apart)
     hosts = f.add(f.load("i64", view, View.HOST, LANES, 64), f.splat(off, LANES))
     each = [f.add(hosts, f.like(hosts, i * bits // 8)) for i in range(n)]
     active = f.mask_vec(mask)
     if store:
-        values = [rest[0]] if by_register else [f.load(shape.el, rest[0], i * part, LANES, 4) for i in range(n)]
-        for h, v in zip(each, values, strict=True):
+        for h, v in zip(each, moved.values(), strict=True):
             scatter_any(f, h, active, v)
             f.in_order()
         f.ret()
     else:
-        give(last_first(f, n, lambda i: gather_any(f, each[i], active, shape.el)))
+        moved.give(last_first(f, n, lambda i: gather_any(f, each[i], active, shape.el)))
     f.label(slow)
     addr = f.add(f.load("i64", view, View.ADDRESS, LANES, 64), f.splat(off, LANES))
-    general = f"tgx_{kind}_global_b{bits}x{n}"
-    args = [frame, addr, mask, pc, *rest]
-    if ret == "void":
-        f.call_void(general, *args)
-        f.ret()
-    else:
-        f.ret(f.call(general, shape.el, LANES, *args))
+    moved.pass_on(general_name(kind, "global", bits, n), frame, addr, mask, pc)
     f.finish()
