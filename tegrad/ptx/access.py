@@ -159,7 +159,7 @@ class Helper(Transfer):
             host = f.add(f.cast("sext", start, "i64"), self.check.base)
         else:
             host = f.add(start, self.check.base)
-        p = f.op("ptr", 1, f"inttoptr {host} to ptr")
+        p = f.pointer(host)
         full, part = f.name_of("full"), f.name_of("part")
         f.condbr(f.icmp("eq", self.mask, f.const("i32", -1)), full, part)
         n = LANES * s.n
@@ -208,7 +208,7 @@ class Helper(Transfer):
         good = self.check.range(low, f.add(low, f.like(low, s.step - 1)))
         f.leave(f.xor(good, f.const("i1", 1)), lanes)
         host = f.add(f.resize(low, "i64", False), self.check.base)
-        p = f.op("ptr", 1, f"inttoptr {host} to ptr")
+        p = f.pointer(host)
         self.give(last_first(f, s.n, lambda i: f.splat(f.load(s.el, p, i * s.bits // 8, once=True), LANES)))
         f.label(lanes)
 
@@ -336,7 +336,7 @@ def emit_uniform(module: Module, space: str, bits: int, n: int) -> None:
         good = f.load("i1", passed)
     f.condbr(f.and_(good, f.icmp("eq", idle, f.const("i32", 0))), work, empty, True)
     f.label(work)
-    p = f.op("ptr", 1, f"inttoptr {f.add(f.resize(addr, 'i64', False), check.base)} to ptr")
+    p = f.pointer(f.add(f.resize(addr, "i64", False), check.base))
     give(last_first(f, n, lambda i: f.load(shape.el, p, i * bits // 8, once=True)))
     f.label(empty)
     over = f.name_of("over")

@@ -49,7 +49,7 @@ class AtomicHelper(Helper):
         out = f.alloca(f"<32 x {t.iel}>", 64)
         f.store(f.const(t.iel, 0, LANES), out)
         with each_lane(f, self.mask) as lane:
-            p = f.op("ptr", 1, f"inttoptr {f.extract(host, lane)} to ptr")
+            p = f.pointer(f.extract(host, lane))
             self.subnormal = f.extract(self.in_shared, lane) if self.in_shared is not None else None
             old = self.one(p, [f.extract(s, lane) for s in self.rest])
             f.store(f.insert(f.load(t.iel, out, 0, LANES), old, lane), out)

@@ -38,15 +38,11 @@ BEGIN, ON, END, HOLD = range(4)
 
 def _area(f: Fn, frame: V) -> V:
     """What belongs to the copies of a warp's CTA."""
-    return f.op("ptr", 1, f"inttoptr {f.sub(f.load('i64', frame, Frame.SHARED), f.const('i64', AREA_BYTES))} to ptr")
+    return f.pointer(f.sub(f.load("i64", frame, Frame.SHARED), f.const("i64", AREA_BYTES)))
 
 
 def _entry(f: Fn, area: V, index: V) -> V:
     return f.gep(area, f.add(f.mul(f.resize(index, "i64", False), f.const("i64", ENTRY)), f.const("i64", ENTRIES)))
-
-
-def _pointer(f: Fn, at: V) -> V:
-    return f.op("ptr", 1, f"inttoptr {at} to ptr")
 
 
 @helper("i64", "ptr launch, i64 addr, i64 size, i8 flag")
@@ -164,8 +160,8 @@ def tgx_bulk_land(f: Fn, frame: V, index: V) -> None:
     f.call("memmove", "ptr", 1, entry, f.gep(entry, ENTRY), after)
     launch, wide = launch_of(f, frame), f.resize(size, "i64", False)
     shared = f.load("i64", frame, Frame.SHARED)
-    here = _pointer(f, f.add(shared, f.resize(offset, "i64", False)))
-    there = _pointer(f, f.add(f.load("i64", launch, Launch.MEM_BASE), far))
+    here = f.pointer(f.add(shared, f.resize(offset, "i64", False)))
+    there = f.pointer(f.add(f.load("i64", launch, Launch.MEM_BASE), far))
     load = f.icmp("ne", object_, f.const("i64", NO_OBJECT))
     # The pages may have gone since the copy was issued.
     flag = f.select(load, f.const("i8", 1), f.const("i8", 2))
@@ -186,7 +182,7 @@ def tgx_bulk_land(f: Fn, frame: V, index: V) -> None:
     with f.if_(load):
         told = f.sub(f.const("i32", 0), size)
         none = f.const("i32", 0)
-        old = f.call("tgx_mbarrier_update", "i64", 1, _pointer(f, f.add(shared, object_)), none, told, none)
+        old = f.call("tgx_mbarrier_update", "i64", 1, f.pointer(f.add(shared, object_)), none, told, none)
         with f.if_(f.icmp("eq", old, f.const("i64", 0)), False):
             info = f.const("i32", fault_info(0, Access.ILLEGAL, 0))
             f.call_void("tgx_fault", owner, object_, lane, info, pc)

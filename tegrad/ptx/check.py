@@ -180,7 +180,7 @@ class Checker:
         with f.loop() as (_, end):
             here = f.load("i64", at)
             f.leave(f.icmp("ugt", here, last), end)
-            flags = f.load("i8", f.op("ptr", 1, f"inttoptr {here} to ptr"), 0, FLAGS_AT_ONCE, FLAGS_AT_ONCE)
+            flags = f.load("i8", f.pointer(here), 0, FLAGS_AT_ONCE, FLAGS_AT_ONCE)
             skip = f.cast("trunc", f.intr("usub.sat", first, here), "i8")
             until = f.cast("trunc", f.intr("umin", f.sub(last, here), f.like(here, FLAGS_AT_ONCE - 1)), "i8")
             asked = f.and_(f.icmp("uge", index, skip), f.icmp("ule", index, until))

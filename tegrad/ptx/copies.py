@@ -15,7 +15,7 @@ from tegrad.ptx.lowering import Asynchronous
 from tegrad.ptx.mbarrier import arrive_after_copies
 from tegrad.ptx.memory import address
 from tegrad.ptx.rules import U32, Handler, mod
-from tegrad.ptx.syntax import Imm, Ins, Vec
+from tegrad.ptx.syntax import Imm, Ins, items
 
 MOST_QUEUED = 32
 DATA, MASK, WORDS, GROUP, PC = 128, 640, 644, 648, 652
@@ -182,12 +182,10 @@ def ldmatrix(e: Asynchronous, ins: Ins) -> None:
         raise NotImplementedError
     rows = f.splat(address(e, ins.operands[1], "shared"), LANES)
     e.account(ins, 4 * count, False)
-    target = ins.operands[0]
-    items = target.items if isinstance(target, Vec) else (target,)
     out = f.alloca(f"[{count} x <{LANES} x i32>]", 64)
     name = f"{LDMATRIX}{'t' if mod(ins, 'trans') else 'n'}{count}"
     f.call_void(name, e.frame, rows, e.lanes(ins), f.const("i32", e.pc), out)
-    for i, item in enumerate(items):
+    for i, item in enumerate(items(ins.operands[0])):
         e.write(item, f.load_placed("i32", f.gep(out, 4 * LANES * i)), U32, ins)
 
 

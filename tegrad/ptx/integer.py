@@ -35,22 +35,11 @@ def _mul_signature(count: int) -> Signature:
     return signature
 
 
-def mad(f: Fn, ins: Ins, a: V, b: V, c: V) -> V:
-    product = mul(f, ins, a, b)
-    if mod(ins, "sat"):
-        return f.intr("sadd.sat", product, c)
-    return f.add(product, c)
-
-
 def mul24(f: Fn, ins: Ins, a: V, b: V) -> V:
     signed = ins.types[-1].signed
     cut = [f.bin("ashr" if signed else "lshr", f.bin("shl", x, f.like(x, 8)), f.like(x, 8)) for x in (a, b)]
     full = f.mul(*(f.resize(x, "i64", signed) for x in cut))
     return f.resize(f.bin("lshr", full, f.like(full, 16)) if mod(ins, "hi") else full, "i32", False)
-
-
-def mad24(f: Fn, ins: Ins, a: V, b: V, c: V) -> V:
-    return add(f, ins, mul24(f, ins, a, b), c)
 
 
 def add(f: Fn, ins: Ins, a: V, b: V) -> V:
@@ -61,33 +50,22 @@ def sub(f: Fn, ins: Ins, a: V, b: V) -> V:
     return f.intr("ssub.sat", a, b) if mod(ins, "sat") else f.sub(a, b)
 
 
-def _quotient(f: Fn, op: str, signed: bool, a: V, b: V) -> V:
+def quotient(op: str) -> Apply:
     """Division without LLVM's undefined cases. PTX leaves x/0 and x % 0 open; the GPU gives all ones for both."""
-    a, b = f.same(a, b)
-    zero = f.icmp("eq", b, f.like(b, 0))
-    unsafe = zero
-    if signed:
-        lowest = f.like(a, 1 << (EL_BITS[a.el] - 1))
-        unsafe = f.or_(zero, f.and_(f.icmp("eq", a, lowest), f.icmp("eq", b, f.like(b, -1))))
-    safe = f.select(unsafe, f.like(b, 1), b)
-    out = f.bin(("s" if signed else "u") + op, a, safe)
-    return f.select(zero, f.like(a, -1), out)
 
+    def apply(f: Fn, ins: Ins, a: V, b: V) -> V:
+        signed = ins.types[-1].signed
+        a, b = f.same(a, b)
+        zero = f.icmp("eq", b, f.like(b, 0))
+        unsafe = zero
+        if signed:
+            lowest = f.like(a, 1 << (EL_BITS[a.el] - 1))
+            unsafe = f.or_(zero, f.and_(f.icmp("eq", a, lowest), f.icmp("eq", b, f.like(b, -1))))
+        safe = f.select(unsafe, f.like(b, 1), b)
+        out = f.bin(("s" if signed else "u") + op, a, safe)
+        return f.select(zero, f.like(a, -1), out)
 
-def div(f: Fn, ins: Ins, a: V, b: V) -> V:
-    return _quotient(f, "div", ins.types[-1].signed, a, b)
-
-
-def rem(f: Fn, ins: Ins, a: V, b: V) -> V:
-    return _quotient(f, "rem", ins.types[-1].signed, a, b)
-
-
-def abs_(f: Fn, ins: Ins, a: V) -> V:
-    return f.intr_flag("abs", a, False)
-
-
-def neg(f: Fn, ins: Ins, a: V) -> V:
-    return f.sub(f.like(a, 0), a)
+    return apply
 
 
 def pick(name: str) -> Apply:
@@ -145,14 +123,6 @@ def logic(op: str) -> Apply:
     return lambda f, ins, a, b: f.bin(op, a, b)
 
 
-def not_(f: Fn, ins: Ins, a: V) -> V:
-    return f.not_(a)
-
-
-def cnot(f: Fn, ins: Ins, a: V) -> V:
-    return f.resize(f.icmp("eq", a, f.like(a, 0)), a.el, False)
-
-
 def lop3(f: Fn, ins: Ins, a: V, b: V, c: V, table: V) -> V:
     """Any function of three bits, as a sum of products of its truth table."""
     a, b, c, table = f.same(a, b, c, table)
@@ -162,14 +132,6 @@ def lop3(f: Fn, ins: Ins, a: V, b: V, c: V, table: V) -> V:
         wanted = f.bin("ashr", f.bin("shl", table, f.like(table, 31 - i)), f.like(table, 31))
         out = f.or_(out, f.and_(f.and_(f.and_(term[0], term[1]), term[2]), wanted))
     return out
-
-
-def popc(f: Fn, ins: Ins, a: V) -> V:
-    return f.resize(f.intr("ctpop", a), "i32", False)
-
-
-def clz(f: Fn, ins: Ins, a: V) -> V:
-    return f.resize(f.intr_flag("ctlz", a, False), "i32", False)
 
 
 def fns(f: Fn, ins: Ins, mask: V, base: V, offset: V) -> V:
@@ -223,10 +185,6 @@ def bmsk(f: Fn, ins: Ins, start: V, count: V) -> V:
         full = f.or_(full, f.or_(outside, f.icmp("ugt", count, f.like(count, 31))))
     high = f.select(full, f.like(low, 0), f.bin("shl", top, f.and_(total, f.like(total, 31))))
     return f.and_(low, f.not_(high))
-
-
-def brev(f: Fn, ins: Ins, a: V) -> V:
-    return f.intr("bitreverse", a)
 
 
 def bfind(f: Fn, ins: Ins, a: V) -> V:
@@ -304,16 +262,15 @@ _PRMT_MODES = {
 def prmt(f: Fn, ins: Ins, a: V, b: V, c: V) -> V:
     """Bytes of b:a chosen by nibbles of c; bit 3 of a nibble replicates the byte's sign."""
     mode = next((m for m in ins.mods if m in _PRMT_MODES), None)
-    n = max(a.n, b.n, c.n)
-    a, b, c = f.splat(a, n), f.splat(b, n), f.splat(c, n)
-    out = f.const("i32", 0, n)
+    a, b, c = f.same(a, b, c)
+    out = f.like(a, 0)
     for i in range(4):
         if mode:
             rows = _PRMT_MODES[mode]
             sel = f.and_(c, f.like(c, 3))
-            pick_: V = f.const("i32", rows[3][i], n)
+            pick_ = f.like(c, rows[3][i])
             for k in range(3):
-                pick_ = f.select(f.icmp("eq", sel, f.like(sel, k)), f.const("i32", rows[k][i], n), pick_)
+                pick_ = f.select(f.icmp("eq", sel, f.like(sel, k)), f.like(c, rows[k][i]), pick_)
         else:
             pick_ = f.and_(f.bin("lshr", c, f.like(c, 4 * i)), f.like(c, 15))
         word = f.select(f.icmp("ne", f.and_(pick_, f.like(pick_, 4)), f.like(pick_, 0)), b, a)
@@ -367,31 +324,29 @@ RULES: dict[str, OpRule] = {
     "add": OpRule(same(2), add),
     "sub": OpRule(same(2), sub),
     "mul": OpRule(_mul_signature(2), mul),
-    "mad": OpRule(_mul_signature(3), mad),
+    "mad": OpRule(_mul_signature(3), lambda f, ins, a, b, c: add(f, ins, mul(f, ins, a, b), c)),
     "mul24": OpRule(same(2), mul24),
-    "mad24": OpRule(same(3), mad24),
+    "mad24": OpRule(same(3), lambda f, ins, a, b, c: add(f, ins, mul24(f, ins, a, b), c)),
     "sad": OpRule(same(3), sad),
-    "div": OpRule(same(2), div),
-    "rem": OpRule(same(2), rem),
-    "abs": OpRule(same(1), abs_),
-    "neg": OpRule(same(1), neg),
+    "div": OpRule(same(2), quotient("div")),
+    "rem": OpRule(same(2), quotient("rem")),
+    "abs": OpRule(same(1), lambda f, ins, a: f.intr_flag("abs", a, False)),
+    "neg": OpRule(same(1), lambda f, ins, a: f.sub(f.like(a, 0), a)),
     "min": OpRule(same(2), pick("min")),
     "max": OpRule(same(2), pick("max")),
     "shl": OpRule(_sources(None, None, U32), shift("shl")),
     "shr": OpRule(_sources(None, None, U32), shift("shr")),
     "shf": OpRule(same(3), shf),
-    "and": OpRule(same(2), logic("and")),
-    "or": OpRule(same(2), logic("or")),
-    "xor": OpRule(same(2), logic("xor")),
-    "not": OpRule(same(1), not_),
-    "cnot": OpRule(same(1), cnot),
+    **{op: OpRule(same(2), logic(op)) for op in ("and", "or", "xor")},
+    "not": OpRule(same(1), lambda f, ins, a: f.not_(a)),
+    "cnot": OpRule(same(1), lambda f, ins, a: f.resize(f.icmp("eq", a, f.like(a, 0)), a.el, False)),
     "lop3": OpRule(_sources(None, None, None, None, None), lop3),
-    "popc": OpRule(_sources(U32, None), popc),
-    "clz": OpRule(_sources(U32, None), clz),
+    "popc": OpRule(_sources(U32, None), lambda f, ins, a: f.resize(f.intr("ctpop", a), "i32", False)),
+    "clz": OpRule(_sources(U32, None), lambda f, ins, a: f.resize(f.intr_flag("ctlz", a, False), "i32", False)),
     "fns": OpRule(_sources(U32, U32, U32, S32), fns),
     "szext": OpRule(_sources(None, None, U32), szext),
     "bmsk": OpRule(_sources(None, U32, U32), bmsk),
-    "brev": OpRule(same(1), brev),
+    "brev": OpRule(same(1), lambda f, ins, a: f.intr("bitreverse", a)),
     "bfind": OpRule(_sources(U32, None), bfind),
     "bfe": OpRule(_sources(None, None, U32, U32), bfe),
     "bfi": OpRule(_sources(None, None, None, U32, U32), bfi),

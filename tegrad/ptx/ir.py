@@ -262,6 +262,10 @@ class Fn:
             return a
         return self.cast("trunc" if have > want else "sext" if signed else "zext", a, el)
 
+    def pointer(self, at: V) -> V:
+        """Host addresses (i64) as pointers."""
+        return self.cast("inttoptr", at, "ptr")
+
     def mask_bits(self, v: V) -> V:
         """<32 x i1> to i32."""
         return self.op("i32", 1, f"bitcast {v} to i32")

@@ -126,10 +126,6 @@ WRITE_BACK, DROP = 1, 2
 """What a sweep does: dirty sectors go to memory; sectors that are not dirty are forgotten."""
 
 
-def _pointer(f: Fn, at: V) -> V:
-    return f.op("ptr", 1, f"inttoptr {at} to ptr")
-
-
 def _flag(f: Fn, value: V, bits: int) -> V:
     """Whether any of the bits is set."""
     return f.icmp("ne", f.and_(value, f.like(value, bits)), f.like(value, 0))
@@ -169,7 +165,7 @@ class Place:
         """Where memory itself is, for an address of this page."""
         f = self.f
         distance = f.select(self.cached, f.load("i64", self.port, Port.DELTA), f.const("i64", 0))
-        return _pointer(f, f.add(f.add(f.load("i64", self.port, Port.BASE), va), distance))
+        return f.pointer(f.add(f.add(f.load("i64", self.port, Port.BASE), va), distance))
 
     @property
     def cached(self) -> V:
@@ -689,7 +685,7 @@ def tgx_l2_look(f: Fn, port: V, va: V, size: V, out: V) -> None:
     """What a load of the range would see, without being one."""
     cache = f.load("ptr", port, Port.CACHE)
     f.call_void("tgx_l2_lock", cache)
-    _copy(f, out, _pointer(f, f.add(f.load("i64", port, Port.BASE), va)), size)
+    _copy(f, out, f.pointer(f.add(f.load("i64", port, Port.BASE), va)), size)
 
     def body(here: V, part: V) -> None:
         at = Place(f, port, here)

@@ -29,10 +29,7 @@ def emit_keep(module: Module, name: str) -> None:
 def gather(f: Fn, base: V | None, offsets: V, active: V, el: str) -> V:
     """Load one element per active lane at base + offset (or at absolute i64 addresses)."""
     n = offsets.n
-    if base is not None:
-        ptrs = f.op("ptr", n, f"getelementptr i8, {base}, {offsets}")
-    else:
-        ptrs = f.op("ptr", n, f"inttoptr {offsets} to <{n} x ptr>")
+    ptrs = f.pointer(offsets) if base is None else f.op("ptr", n, f"getelementptr i8, {base}, {offsets}")
     size = int(el[1:]) // 8
     zero = f.const(el, 0, n)
     name = f"llvm.masked.gather.v{n}{el}.v{n}p0"
@@ -53,13 +50,13 @@ def scatter_any(f: Fn, host: V, active: V, value: V) -> None:
     """Store one element per active lane; narrow ones lane by lane."""
     n = LANES
     if value.el in ("i32", "i64"):
-        ptrs = f.op("ptr", n, f"inttoptr {host} to <{n} x ptr>")
+        ptrs = f.pointer(host)
         name = f"llvm.masked.scatter.v{n}{value.el}.v{n}p0"
         f.module.decls[name] = f"declare void @{name}(<{n} x {value.el}>, <{n} x ptr>, i32 immarg, <{n} x i1>)"
         f.do(f"call void @{name}({value}, {ptrs}, i32 {int(value.el[1:]) // 8}, {active})")
         return
     with each_lane(f, f.mask_bits(active)) as lane:
-        p = f.op("ptr", 1, f"inttoptr {f.extract(host, lane)} to ptr")
+        p = f.pointer(f.extract(host, lane))
         f.store(f.extract(value, lane), p)
 
 

@@ -18,7 +18,7 @@ from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import LANES
 from tegrad.ptx.lowering import Operands
 from tegrad.ptx.rules import Handler, mod
-from tegrad.ptx.syntax import Ins, Vec
+from tegrad.ptx.syntax import Ins, items
 from tegrad.ptx.types import TYPES, Ty
 
 LANE_BYTES = {"i32": 4 * LANES, "i64": 8 * LANES}
@@ -116,7 +116,7 @@ def emit_mma(module: Module, name: str) -> None:
         columns = [f.shuffle(b[r][i], None, COLUMN[t][c]) for c in range(2)]
         for h in range(half):
             for c in range(2):
-                acc[2 * h + c] = _multiply_add(f, rows[h], columns[c], acc[2 * h + c])
+                acc[2 * h + c] = multiply_add(f, rows[h], columns[c], acc[2 * h + c])
     if s.saturate:
         acc = [f.intr("sadd.sat", v, c) for v, c in zip(acc, start, strict=True)]
     for i, v in enumerate(packed(f, acc, s.acc)):
@@ -125,7 +125,8 @@ def emit_mma(module: Module, name: str) -> None:
     f.finish()
 
 
-def _multiply_add(f: Fn, a: V, b: V, c: V) -> V:
+def multiply_add(f: Fn, a: V, b: V, c: V) -> V:
+    """a * b + c with one rounding."""
     return f.add(f.mul(a, b), c) if c.el == "i32" else f.intr("fma", a, b, c)
 
 
@@ -181,20 +182,17 @@ def mma(e: Operands, ins: Ins) -> None:
     ]
     out = f.alloca(f"[{s.c_regs * LANE_BYTES[s.c_el]} x i8]", 64)
     f.call_void(s.name, out, *(f.placed(word) for word in words))
-    target = ins.operands[0]
-    items = target.items if isinstance(target, Vec) else (target,)
     t = TYPES["b64" if s.c_el == "i64" else "b32"]
-    for i, o in enumerate(items):
+    for i, o in enumerate(items(ins.operands[0])):
         e.write(o, f.load_placed(s.c_el, f.gep(out, i * LANE_BYTES[s.c_el])), t, ins)
 
 
 def _operand(e: Operands, ins: Ins, index: int, count: int, el: str) -> list[V]:
-    op = ins.operands[index]
-    items = op.items if isinstance(op, Vec) else (op,)
-    if len(items) != count:
+    parts = items(ins.operands[index])
+    if len(parts) != count:
         raise NotImplementedError
     t = TYPES["b64" if el == "i64" else "b32"]
-    return [e.f.splat(e.read(o, t), LANES) for o in items]
+    return [e.f.splat(e.read(o, t), LANES) for o in parts]
 
 
 HANDLERS: dict[str, Handler[Operands]] = {"mma": mma}

@@ -68,6 +68,11 @@ class Args(NamedTuple):
 Operand = Reg | Imm | Sym | Special | Addr | Vec | Pair | Not | Args | None
 
 
+def items(op: Operand) -> "tuple[Operand, ...]":
+    """The parts of a vector; any other operand by itself."""
+    return op.items if isinstance(op, Vec) else (op,)
+
+
 class Ins(NamedTuple):
     """An instruction. `types` are those modifiers that name a type; `pred` is (register, negated)."""
 

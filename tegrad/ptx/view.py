@@ -145,7 +145,7 @@ def emit_access(module: Module, name: str) -> None:
     stride = f.load("i64", view, View.STRIDE)
     f.condbr(f.icmp("eq", stride, f.const("i64", shape.step)), row, other, True)
     f.label(row)
-    p = f.op("ptr", 1, f"inttoptr {f.add(f.load('i64', view, View.START), off)} to ptr")
+    p = f.pointer(f.add(f.load("i64", view, View.START), off))
     if store:
         f.store(interleave(f, moved.values()), p, 0, bits // 8)
         f.ret()
@@ -157,7 +157,7 @@ def emit_access(module: Module, name: str) -> None:
         one, apart = f.name_of("one"), f.name_of("apart")
         f.condbr(f.icmp("eq", stride, f.const("i64", 0)), one, apart)
         f.label(one)
-        p = f.op("ptr", 1, f"inttoptr {f.add(f.load('i64', view, View.START), off)} to ptr")
+        p = f.pointer(f.add(f.load("i64", view, View.START), off))
         moved.give(last_first(f, n, lambda i: f.splat(f.load(shape.el, p, i * bits // 8, once=True), LANES)))
         f.label(apart)
     hosts = f.add(f.load("i64", view, View.HOST, LANES, 64), f.splat(off, LANES))

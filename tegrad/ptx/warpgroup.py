@@ -19,9 +19,9 @@ from tegrad.ptx.helpers import family, helper
 from tegrad.ptx.ir import Fn, Module, V
 from tegrad.ptx.layout import ALL_LANES, LANES, Access, Frame, Launch, Space, fault_info
 from tegrad.ptx.lowering import Lowering
-from tegrad.ptx.matrix import ROW, elements, packed
+from tegrad.ptx.matrix import ROW, elements, multiply_add, packed
 from tegrad.ptx.rules import PRED, Handler, mod
-from tegrad.ptx.syntax import Function, Imm, Ins, Label, Operand, Reg, Vec
+from tegrad.ptx.syntax import Function, Imm, Ins, Label, Operand, Reg, Vec, items
 from tegrad.ptx.types import TYPES, Ty
 
 TARGET: Final = "sm_90a"
@@ -172,7 +172,7 @@ def emit_octet(module: Module, name: str) -> None:
             f.call_void("tgx_fault", frame, where, f.const("i32", 0), f.const("i32", info), pc)
             f.ret(f.const("i1", 0))
             f.label(f.name_of("never"))
-    shared = f.op("ptr", 1, f"inttoptr {f.load('i64', frame, Frame.SHARED)} to ptr")
+    shared = f.pointer(f.load("i64", frame, Frame.SHARED))
     count = 128 // t.bits
     pieces = [
         _numbers(f, f.load(t.iel, shared, f.resize(f.extract(places, i), "i64", False), count, 16), t)
@@ -229,17 +229,13 @@ def emit_dot(module: Module, name: str) -> None:
             for h in range(2):
                 row = f.load(el, rows, REGISTER_BYTES * (2 * k + h), LANES, 64)
                 at = 2 * h + c
-                total[at] = _multiply_add(f, row, column, total[at])
+                total[at] = multiply_add(f, row, column, total[at])
     if how == "sat":
         total = [f.intr("sadd.sat", v, c) for v, c in zip(total, start, strict=True)]
     for i, v in enumerate(packed(f, total, acc)):
         f.store(v, sums, REGISTER_BYTES * i, 64)
     f.ret()
     f.finish()
-
-
-def _multiply_add(f: Fn, a: V, b: V, c: V) -> V:
-    return f.add(f.mul(a, b), c) if c.el == "i32" else f.intr("fma", a, b, c)
 
 
 @family("tgx_wgmma_m64_")
@@ -436,8 +432,7 @@ def lists_of(fn: Function, index: int) -> list[tuple[int, ...]]:
 
 
 def _numbers_of(op: Operand) -> tuple[int, ...]:
-    items = op.items if isinstance(op, Vec) else (op,)
-    return tuple(o.number for o in items if isinstance(o, Reg))
+    return tuple(o.number for o in items(op) if isinstance(o, Reg))
 
 
 def _shows(fn: Function) -> bool:
@@ -495,7 +490,7 @@ def begin(e: Products, ins: Ins) -> None:
         e.f.store(spoilt, e.frame, room.queue + SPOILT)
         return
     if ins.operands:
-        for o in _items(ins.operands[0]):
+        for o in items(ins.operands[0]):
             e.write(o, e.f.const("i32", POISON, LANES), TYPES["b32"], ins)
         return
     for at in (HEAD, COUNT, GROUP, SPOILT):
@@ -567,7 +562,7 @@ def _issue(e: Products, ins: Ins) -> None:
     sums, state = f.gep(e.frame, room.sums[index]), f.gep(e.frame, room.state(index))
     held = [f.splat(f.bits(e.get(r), "i32"), LANES) for r in registers]
     busy = f.or_(f.load("i32", state), f.load("i32", state, 4))
-    a = [f.splat(e.read(o, TYPES["b32"]), LANES) for o in _items(ins.operands[1])] if form.a_at == "r" else []
+    a = [f.splat(e.read(o, TYPES["b32"]), LANES) for o in items(ins.operands[1])] if form.a_at == "r" else []
     left = f.const("i64", 0) if a else _descriptor(e, ins.operands[1])
     reads = f.gep(e.frame, room.reads(_numbers_of(ins.operands[1])))
     arguments = [
@@ -585,10 +580,6 @@ def _issue(e: Products, ins: Ins) -> None:
         e.write(Reg(r), f.const("i32", POISON, LANES), TYPES["b32"], ins)
 
 
-def _items(op: Operand) -> tuple[Operand, ...]:
-    return op.items if isinstance(op, Vec) else (op,)
-
-
 def _form(ins: Ins) -> tuple[Form, int, tuple[Operand, ...]]:
     """The form, the number of eights of columns, and the operands from scale-d on; NotImplementedError for others."""
     if len(ins.types) != 3 or mod(ins, "sp") or len(ins.operands) < 4:
@@ -598,7 +589,7 @@ def _form(ins: Ins) -> tuple[Form, int, tuple[Operand, ...]]:
     n, k = (int(x) for x in shape.removeprefix("m64n").split("k"))
     rest = ins.operands[3:]
     in_registers = isinstance(ins.operands[1], Vec)
-    if in_registers and len(_items(ins.operands[1])) != 4:
+    if in_registers and len(items(ins.operands[1])) != 4:
         raise NotImplementedError
     sums = {
         **dict.fromkeys([("f16", "f16"), *((x, y) for x in FP8 for y in FP8)], ("f16", "f32")),
