@@ -72,12 +72,7 @@ class Debugger:
     @functools.cached_property
     def _sm_count(self) -> int:
         """SMs that this GPU has; as many as one call reads where RM does not say."""
-        nv = ops_nv.nv_gpu
-        with suppress(RuntimeError, OSError):
-            params = nv.NV2080_CTRL_GR_GET_GLOBAL_SM_ORDER_PARAMS()
-            command = nv.NV2080_CTRL_CMD_GR_GET_GLOBAL_SM_ORDER
-            return int(self._device.iface.rm_control(self._device.subdevice, command, params).numSm)
-        return int(nv.NV83DE_CTRL_DEBUG_MAX_SMS_PER_CALL)
+        return sms_in_order(self._device) or int(ops_nv.nv_gpu.NV83DE_CTRL_DEBUG_MAX_SMS_PER_CALL)
 
     def _states(self) -> Iterator[tuple[int, Any]]:
         """The states of all SMs: the first SM's number and RM's answer, as many at a time as one call reads."""
@@ -93,6 +88,16 @@ class Debugger:
 
     def _control(self, command: int, params: Any) -> Any:
         return self._device.iface.rm_control(self._device.debugger, command, params)
+
+
+def sms_in_order(device: "NVDevice") -> int:
+    """The SMs that RM lists; 0 where it does not answer."""
+    nv = ops_nv.nv_gpu
+    with suppress(RuntimeError, OSError):
+        params = nv.NV2080_CTRL_GR_GET_GLOBAL_SM_ORDER_PARAMS()
+        command = nv.NV2080_CTRL_CMD_GR_GET_GLOBAL_SM_ORDER
+        return int(device.iface.rm_control(device.subdevice, command, params).numSm)
+    return 0
 
 
 def _errors(first: int, states: Any) -> list[SmError]:

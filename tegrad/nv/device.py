@@ -25,6 +25,7 @@ from tegrad.hw.gpfifo import Userd
 from tegrad.nv import compat, roles, wrong_setting
 from tegrad.nv.coherence import Coherence
 from tegrad.nv.copies import Staging, uncollected
+from tegrad.nv.debugger import sms_in_order
 from tegrad.nv.desktop import DesktopMemory
 from tegrad.nv.faults import (
     DeviceClosed,
@@ -356,18 +357,9 @@ class NVDevice(GpuMethods, _StockDevice, _SmallRings):  # type: ignore[misc]
         own = getattr(self.iface, "sm_count", None)
         if own is not None:
             return int(own)
-        if count := self._sms_in_order() or self._sms_by_masks():
+        if count := sms_in_order(self) or self._sms_by_masks():
             return count
         raise NoDevice("The driver does not tell how many SMs the GPU has: please report this with its version.")
-
-    def _sms_in_order(self) -> int:
-        """The SMs that RM lists; 0 where it does not answer."""
-        nv_gpu = ops_nv.nv_gpu
-        asked = nv_gpu.NV2080_CTRL_GR_GET_GLOBAL_SM_ORDER_PARAMS()
-        with suppress(RuntimeError, OSError):
-            command = nv_gpu.NV2080_CTRL_CMD_GR_GET_GLOBAL_SM_ORDER
-            return int(self.iface.rm_control(self.subdevice, command, asked).numSm)
-        return 0
 
     def _sms_by_masks(self) -> int:
         """The SMs of the TPCs that RM says are there; 0 where it does not answer."""

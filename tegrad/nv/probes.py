@@ -310,16 +310,5 @@ def exchange_us(device: NVDevice, role: Role, counts: tuple[int, int] = LAUNCHES
         for count in counts:
             with Recording(device, [ways[at % 2] for at in range(count)]) as recording:
                 recording.wait(recording.run())
-                times.append(statistics.median(_timed(device, recording) for _ in range(PASSES)))
+                times.append(statistics.median(device.timed(recording.run) for _ in range(PASSES)))
     return float((times[1] - times[0]) / (counts[1] - counts[0]))
-
-
-def _timed(device: NVDevice, recording: Any) -> float:
-    """Microseconds of a recording's run."""
-    begin, end = device.new_signal(), device.new_signal()
-    with device.lock:
-        device.hw_compute_queue_t().timestamp(begin).submit(device)
-        recording.run()
-        device.hw_compute_queue_t().timestamp(end).submit(device)
-    device.compute_gpfifo.wait(device.compute_gpfifo.submissions)
-    return float(end.timestamp - begin.timestamp)
