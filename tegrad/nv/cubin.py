@@ -7,7 +7,7 @@ our section, its relocations, the section names with ours added, and a new secti
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from tegrad.hw import ptxsection
 
@@ -38,7 +38,7 @@ class BadCubin(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One ELF section: its header fields and where its bytes are."""
+    """One ELF section: its name, then the fields of its header in their order."""
 
     name: str
     name_offset: int
@@ -54,18 +54,7 @@ class Section:
 
     def header(self) -> bytes:
         """The section header as it is stored."""
-        return _SHDR.pack(
-            self.name_offset,
-            self.type,
-            self.flags,
-            self.addr,
-            self.offset,
-            self.size,
-            self.link,
-            self.info,
-            self.align,
-            self.entsize,
-        )
+        return _SHDR.pack(*astuple(self)[1:])
 
 
 @dataclass(frozen=True, slots=True)
