@@ -29,6 +29,7 @@ from tinygrad import Device
 import tegrad.nv
 from tegrad.bench.gpu import check_gpu
 from tegrad.hw.classes import HOST
+from tegrad.hw.gpfifo import semaphore
 from tegrad.llm.chips import kernels_of
 from tegrad.nv.compilers import compile_cuda
 from tegrad.nv.gpu import Gpu, Program
@@ -45,7 +46,6 @@ from tegrad.nv.replay import (
     Place,
     latched,
     lean,
-    semaphore,
     wait_idle,
 )
 from tegrad.nv.spec import MemorySpec

@@ -7,6 +7,8 @@ usermode_tu104.c (token, doorbell), dev_usermode of open-gpu-doc (timer register
 from dataclasses import dataclass
 from enum import IntEnum
 
+from tegrad.hw.class_tables import HostMethod
+
 GP_ENTRY_SIZE = 8
 """Bytes of one GPFIFO entry."""
 
@@ -137,6 +139,14 @@ def method_header(op: int, subch: int, method_offset: int, count_or_data: int) -
             f"no header for method {method_offset:#x}, subchannel {subch}, count or data {count_or_data:#x}"
         )
     return int(op) << 29 | count_or_data << 16 | subch << 13 | method_offset >> 2
+
+
+SEMAPHORE_HEADER = method_header(MethodOp.INC, 0, HostMethod.SEM_ADDR_LO, 5)
+
+
+def semaphore(operation: int, va: int, value: int) -> tuple[int, ...]:
+    """Words for a host semaphore operation (a SEM_EXECUTE word) on 64 bits at `va`."""
+    return (SEMAPHORE_HEADER, va & 0xFFFFFFFF, va >> 32, value & 0xFFFFFFFF, value >> 32, operation)
 
 
 def decode_header(word: int) -> Header:

@@ -26,10 +26,10 @@ import numpy as np
 
 from tegrad.errors import TegradError
 from tegrad.hw.classes import COPY, CopyMethod
-from tegrad.hw.gpfifo import MethodOp, Subchannel, gp_entry, method_header
+from tegrad.hw.gpfifo import MethodOp, Subchannel, gp_entry, method_header, semaphore
 from tegrad.nv.fence import full_barrier
 from tegrad.nv.queues import RELEASE, SUBROUTINE
-from tegrad.nv.replay import ACQUIRE, TIMELINE_RELEASE, semaphore
+from tegrad.nv.replay import ACQUIRE, TIMELINE_RELEASE
 from tegrad.nv.waits import prompt_sleeps
 
 if TYPE_CHECKING:

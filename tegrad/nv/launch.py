@@ -16,13 +16,14 @@ from struct import Struct, error
 from typing import Any, Final
 
 from tinygrad.device import TinyELF
-from tinygrad.helpers import PROFILE, to_mv
+from tinygrad.helpers import PROFILE, round_up
 
 from tegrad.hw.classes import ComputeMethod
-from tegrad.hw.gpfifo import MethodOp, Subchannel, gp_entry, method_header
+from tegrad.hw.gpfifo import SEMAPHORE_HEADER, MethodOp, Subchannel, gp_entry, method_header
 from tegrad.nv.faults import DeviceClosed
-from tegrad.nv.program import LaunchError, check_alignment, check_block, check_size
-from tegrad.nv.queues import RELEASE_AT_ONCE, RELEASE_HEADER, SUBROUTINE
+from tegrad.nv.gpu import words_of
+from tegrad.nv.program import LaunchError, check_alignment, check_sizes
+from tegrad.nv.queues import RELEASE_AT_ONCE, SUBROUTINE
 from tegrad.nv.replay import BARRIER, PREFETCH_SCHEDULE, TIMELINE_RELEASE, Launch, after, image_of, immediate
 
 MOST_SIZES: Final = 16
@@ -46,18 +47,18 @@ class Launcher:
         self._fifo = self._device.compute_gpfifo
         self._names = (program.name,)
         self._images: dict[tuple[Any, Any], tuple[bytes, bytearray]] = {}
-        self._qmd_at = -(-program.constbufs[0][1] // 256) * 256
+        self._qmd_at = round_up(program.constbufs[0][1], 256)
         self._args_at = 4 * len(program.cbuf_0)
         # As much as tinygrad asks for: its own requests rely on the alignment that this leaves.
-        self._room = -(-program.kernargs_alloc_size // 256) * 256
+        self._room = round_up(program.kernargs_alloc_size, 256)
         self._formats: dict[tuple[int, int], Struct | None] = {}
         self._waker = tuple(self._fifo.waker.commands)
         self._words = Struct(f"<4I IQQI IQQI {len(self._waker)}I")
         self._entry = gp_entry(0, self._words.size // 4, level=SUBROUTINE)
         device = self._device
         self._arguments_va, self._commands_va = device.kernargs_buf.va_addr, device.cmdq_page.va_addr
-        self._arguments = _bytes_of(device.kernargs_buf)
-        self._commands = _bytes_of(device.cmdq_page)
+        self._arguments = words_of(device.kernargs_buf, "B")
+        self._commands = words_of(device.cmdq_page, "B")
         fields = BANK_FIELDS.get(program.qmd.ver)
         self._bank_at = self._shift = 0
         if fields is not None:
@@ -119,8 +120,8 @@ class Launcher:
         place = commands - self._commands_va
         self._commands[place : place + self._words.size] = self._words.pack(
             *(BARRIER[0], PCAS, (bank + self._qmd_at) >> 8, START),
-            *(RELEASE_HEADER, device.timeline_signal.base_buf.va_addr, value, TIMELINE_RELEASE),
-            *(RELEASE_HEADER, fifo.progress_va, number, RELEASE_AT_ONCE),
+            *(SEMAPHORE_HEADER, device.timeline_signal.base_buf.va_addr, value, TIMELINE_RELEASE),
+            *(SEMAPHORE_HEADER, fifo.progress_va, number, RELEASE_AT_ONCE),
             *self._waker,
         )
         entry = self._entry | commands
@@ -144,10 +145,7 @@ class Launcher:
         if program.lcmem_usage > device.slm_per_thread:
             return None
         try:
-            check_block(program, block)
-            for what, given in (("grid", grid), ("block", block)):
-                for axis, size in enumerate(given):
-                    check_size(program, what, axis, size)
+            check_sizes(program, grid, block)
         except LaunchError:
             return None
         if len(self._images) >= MOST_SIZES:
@@ -177,10 +175,3 @@ class Launcher:
 
 
 _WORD: Final = Struct("<I")
-
-
-def _bytes_of(buffer: Any) -> memoryview:
-    """A buffer's memory as the CPU sees it."""
-    view = buffer.cpu_view()
-    mapped: memoryview = to_mv(view.addr, buffer.size)
-    return mapped

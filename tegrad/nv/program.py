@@ -8,6 +8,7 @@ of relocations, and a refusal of what cannot run (several kernels in one cubin, 
 import math
 import re
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 from tinygrad.device import BufferSpec, TinyELF
@@ -217,7 +218,15 @@ def check_size(program: Any, what: str, axis: int, size: int) -> None:
         raise LaunchError(f"{program.name}: the {what} is {size} along {'xyz'[axis]}, which must be 1 to {limit}.")
 
 
-def check_block(program: Any, block: tuple[int, ...]) -> None:
+def check_sizes(program: Any, grid: Sequence[int], block: Sequence[int]) -> None:
+    """LaunchError unless grid and block, in x, y and z, can run."""
+    for what, sizes in (("grid", grid), ("block", block)):
+        for axis, size in enumerate(sizes):
+            check_size(program, what, axis, size)
+    check_block(program, block)
+
+
+def check_block(program: Any, block: Sequence[int]) -> None:
     """LaunchError if an SM cannot hold a block of these sizes, for its threads or for the kernel's registers."""
     threads, limit = math.prod(block), min(THREADS_MAX, program.max_threads)
     if threads > limit:

@@ -15,8 +15,8 @@ from tinygrad.runtime import ops_nv
 from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.hw import bank0
-from tegrad.hw.classes import HOST, HostMethod
-from tegrad.hw.gpfifo import DOORBELL, MethodOp, gp_entry, method_header
+from tegrad.hw.classes import HOST
+from tegrad.hw.gpfifo import DOORBELL, gp_entry, semaphore
 from tegrad.nv import roles
 from tegrad.nv.fence import full_barrier
 from tegrad.nv.program import check_block, check_size
@@ -31,7 +31,6 @@ SUBROUTINE = 1
 """GPFIFO level of our segments, as tinygrad submits them on hardware."""
 RELEASE = HOST["SEM_EXECUTE"].pack(operation="RELEASE", release_wfi="EN", payload_size="64BIT")
 RELEASE_AT_ONCE = HOST["SEM_EXECUTE"].pack(operation="RELEASE", release_wfi="DIS", payload_size="64BIT")
-RELEASE_HEADER = method_header(MethodOp.INC, 0, HostMethod.SEM_ADDR_LO, 5)
 
 
 class NVSignal(ops_nv.NVSignal):  # type: ignore[misc]
@@ -138,9 +137,7 @@ class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
 
         `idle` if a command before them has waited for that.
         """
-        va, how = self.progress_va, RELEASE_AT_ONCE if idle else RELEASE
-        release = [RELEASE_HEADER, va & 0xFFFFFFFF, va >> 32, number & 0xFFFFFFFF, number >> 32, how]
-        return [*release, *self.waker.commands]
+        return [*semaphore(RELEASE_AT_ONCE if idle else RELEASE, self.progress_va, number), *self.waker.commands]
 
     def push(self, segments: list[tuple[int, int]]) -> None:
         """Submit pushbuffer segments (GPU address, dwords), the last of which ends with `release`, by one doorbell."""

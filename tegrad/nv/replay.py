@@ -22,17 +22,17 @@ from struct import error as struct_error
 from typing import TYPE_CHECKING, Any, Final
 
 from tinygrad.device import TinyELF
-from tinygrad.helpers import to_mv
+from tinygrad.helpers import round_up, to_mv
 from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
 
 from tegrad.hw import bank0
 from tegrad.hw.classes import COMPUTE, HOST, ComputeMethod, HostMethod
-from tegrad.hw.gpfifo import MethodOp, Subchannel, gp_entry, method_header
+from tegrad.hw.gpfifo import MethodOp, Subchannel, gp_entry, method_header, semaphore
 from tegrad.nv import roles
 from tegrad.nv.faults import DeviceClosed, DeviceFault, WaitTimeout
-from tegrad.nv.program import LaunchError, check_alignment, check_block, check_size
+from tegrad.nv.program import LaunchError, check_alignment, check_size, check_sizes
 from tegrad.nv.qmd import QMD
-from tegrad.nv.queues import RELEASE_HEADER, SUBROUTINE, Fifo, NVComputeQueue
+from tegrad.nv.queues import SUBROUTINE, Fifo, NVComputeQueue
 from tegrad.nv.spec import MemorySpec
 
 if TYPE_CHECKING:
@@ -177,11 +177,6 @@ def wait_idle(place: Place) -> Sequence[int]:
 def host_wfi(place: Place) -> Sequence[int]:
     """The host sends no further method before everything before is done."""
     return (immediate(HostMethod.WFI, subchannel=0),)
-
-
-def semaphore(operation: int, va: int, value: int) -> tuple[int, ...]:
-    """Words for a host semaphore operation (a SEM_EXECUTE word) on 64 bits at `va`."""
-    return (RELEASE_HEADER, va & 0xFFFFFFFF, va >> 32, value & 0xFFFFFFFF, value >> 32, operation)
 
 
 CHAIN: Final[Mapping[str, int]] = {"action": SCHEDULE, "prefetch": 1}
@@ -360,7 +355,7 @@ class Recording:
         words = len(_commands(dependency, layout, 0))
         # The addresses and values of the tail's releases are stored as 64-bit words: they start at multiples of 8.
         shift = 1 - words % 2
-        stride = _round_up(shift + words + len(tail), 2)
+        stride = round_up(shift + words + len(tail), 2)
         images = depth if changes else 1
         size = layout.size * images + 4 * depth * stride
         self._inputs = [[_Patch(layout, self.launches, argument) for argument in given] for given in inputs]
@@ -530,9 +525,7 @@ def _check(device: NVDevice, launch: Launch) -> None:
     for what, sizes in (("grid", launch.grid), ("block", launch.block)):
         if len(sizes) != 3 or not all(isinstance(size, int) for size in sizes):
             raise LaunchError(f"{program.name}: the {what} is {sizes}; a recording takes three integers.")
-        for axis, size in enumerate(sizes):
-            check_size(program, what, axis, size)
-    check_block(program, launch.block)
+    check_sizes(program, launch.grid, launch.block)
 
 
 def three(sizes: Sequence[Any]) -> tuple[int, int, int]:
@@ -541,16 +534,12 @@ def three(sizes: Sequence[Any]) -> tuple[int, int, int]:
     return x, y, z
 
 
-def _round_up(value: int, unit: int) -> int:
-    return (value + unit - 1) // unit * unit
-
-
 def _lay_out(launches: Sequence[Launch]) -> _Layout:
     layout = _Layout()
     at = 0
     for launch in launches:
         layout.banks.append(at)
-        at += _round_up(launch.program.constbufs[0][1], QMD_ALIGN)
+        at += round_up(launch.program.constbufs[0][1], QMD_ALIGN)
         layout.qmds.append(at)
         at += QMD_STRIDE
     layout.scratch, layout.size = at, at + QMD_ALIGN

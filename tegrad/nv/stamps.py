@@ -17,6 +17,7 @@ from tinygrad.device import Compiled
 from tinygrad.helpers import PROFILE, ProfileRangeEvent, to_mv
 from tinygrad.runtime.support.hcq import HCQBuffer
 
+from tegrad.hw.gpfifo import semaphore
 from tegrad.nv import roles
 from tegrad.nv.faults import DeviceClosed, DeviceFault, WaitTimeout
 from tegrad.nv.replay import (
@@ -29,7 +30,6 @@ from tegrad.nv.replay import (
     Launch,
     Number,
     Recording,
-    semaphore,
 )
 from tegrad.nv.spec import MemorySpec
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tinygrad.helpers import getenv
 
 from tegrad.hw.classes import HOST, HostMethod
-from tegrad.hw.gpfifo import MethodOp, method_header
+from tegrad.hw.gpfifo import MethodOp, method_header, semaphore
 from tegrad.nv.faults import WaitTimeout
 from tegrad.nv.fence import full_barrier
 from tegrad.uapi import ioctls
@@ -98,8 +98,7 @@ class FenceWaker:
     def __init__(self, kernel: Kernel, node: int, point: GetUserSyncpoint) -> None:
         self._kernel, self._node, self._id, self._start = kernel, node, point.syncpoint_id, point.syncpoint_max
         self._addressed, self._seen = bool(point.gpu_va), False
-        header = method_header(MethodOp.INC, 0, HostMethod.SEM_ADDR_LO, 5)
-        self.commands = (header, point.gpu_va & 0xFFFFFFFF, point.gpu_va >> 32, 0, 0, SHIM_STORE)
+        self.commands = semaphore(SHIM_STORE, point.gpu_va, 0)
 
     def works(self, done: int) -> bool:
         """Whether a reached fence says so and, once the GPU has moved the syncpoint, the next one does not."""
@@ -176,7 +175,8 @@ def wait_until(
     """
     if (seen := read()) < value:
         start = time.monotonic() if begun is None else begun
-        _poll(device, read, value, seen, timeout_ms, awaited, start, prompt)
+        with prompt_sleeps() if prompt else nullcontext():
+            _turns(device, read, value, seen, timeout_ms, awaited, start, prompt)
     full_barrier()  # what the GPU wrote before the value must not have been read earlier
 
 
@@ -207,20 +207,6 @@ def prompt_sleeps() -> Iterator[None]:
         yield
     finally:
         _prctl(PR_SET_TIMERSLACK, before, 0, 0, 0)
-
-
-def _poll(
-    device: "NVDevice | None",
-    read: Callable[[], int],
-    value: int,
-    seen: int,
-    timeout_ms: int | None,
-    awaited: Awaited,
-    start: float,
-    prompt: bool,
-) -> None:
-    with prompt_sleeps() if prompt else nullcontext():
-        _turns(device, read, value, seen, timeout_ms, awaited, start, prompt)
 
 
 def _turns(

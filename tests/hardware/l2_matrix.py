@@ -175,10 +175,10 @@ class Gpu:
 
     def release(self, va: int, value: int) -> None:
         """The host engine releases a semaphore."""
-        from tegrad.nv import queues
+        from tegrad.hw.gpfifo import semaphore
+        from tegrad.nv.queues import RELEASE
 
-        words = [queues.RELEASE_HEADER, va & 0xFFFFFFFF, va >> 32, value, 0, queues.RELEASE]
-        self.push(self.dev.place_commands(array("I", words)))
+        self.push(self.dev.place_commands(array("I", semaphore(RELEASE, va, value))))
 
     def stale(self) -> None:
         """The GPU has read 1 of the memory under test; since then the CPU has stored 2."""
@@ -346,11 +346,12 @@ for _op in (0x5, 0xD, 0xE, 0x10, 0x15):
 @case
 def pushbuffers(gpu: Gpu) -> Any:
     """Commands at one address that release 1, then 2, then 3; and once more after MEM_OP_D 0xE."""
-    from tegrad.nv import queues
+    from tegrad.hw.gpfifo import semaphore
+    from tegrad.nv.queues import RELEASE
 
     seen = []
     for value in (1, 2, 3):
-        words = [queues.RELEASE_HEADER, gpu.r.va & 0xFFFFFFFF, gpu.r.va >> 32, value, 0, queues.RELEASE]
+        words = semaphore(RELEASE, gpu.r.va, value)
         for i, word in enumerate(words):
             gpu.m[i] = word
         gpu.push((gpu.m.va, len(words)))

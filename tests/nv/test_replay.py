@@ -9,7 +9,7 @@ from kernels import program
 from submissions import empty_submission
 
 from tegrad.hw.classes import HOST, ComputeMethod, HostMethod
-from tegrad.hw.gpfifo import MethodOp, Subchannel, decode_gp_entry, method_header
+from tegrad.hw.gpfifo import MethodOp, Subchannel, decode_gp_entry, method_header, semaphore
 from tegrad.nv.faults import DeviceClosed, DeviceFault
 from tegrad.nv.program import LaunchError
 from tegrad.nv.qmd import QMD
@@ -37,7 +37,6 @@ from tegrad.nv.replay import (
     latched,
     lean,
     repeated,
-    semaphore,
     up_to,
 )
 
