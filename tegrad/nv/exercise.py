@@ -5,9 +5,9 @@ import random
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from tegrad.errors import TegradError
+from tegrad.nv import probes
+from tegrad.nv.probes import WrongResult
 
 THREADS = 32
 CHECK_EVERY = 500
@@ -43,10 +43,6 @@ SHARED = """extern "C" __global__ void all_shared(int *state, int value) {
 }"""
 
 
-class WrongResult(TegradError, RuntimeError):
-    """What the GPU computed is not what it should have."""
-
-
 @dataclass(frozen=True, slots=True)
 class Rounds:
     """How often each ring began anew."""
@@ -56,71 +52,41 @@ class Rounds:
     arguments: int
 
 
-def _nv() -> Any:
-    """The NV device of this process, through tegrad."""
-    import tegrad.nv
-
-    tegrad.nv.install()
-    from tinygrad import Device
-
-    return Device["NV"]
-
-
 def open_device() -> str:
     """Open the device ahead, so that what follows can be timed; its chip."""
-    device = _nv()
+    device = probes.device()
     return f"{device.arch}, {device.sm_count} SMs"
 
 
 def close_device() -> None:
     """Close the device, so that all of its memory is there for another process."""
-    _nv().close()
+    probes.device().close()
 
 
 def ring_entries() -> int:
     """Launches after which the ring of submissions has wrapped: a Jetson's is small, a server's is not."""
-    return int(_nv().compute_gpfifo.entries_count)
+    return int(probes.device().compute_gpfifo.entries_count)
 
 
 def one_liner() -> list[int]:
     """README's one-liner: a sum of two tensors on the GPU. WrongResult where it is wrong."""
     from tinygrad import Tensor
 
-    name = _nv().device
+    name = probes.device().device
     found = (Tensor([1, 2, 3], device=name) + Tensor([4, 5, 6], device=name)).tolist()
     if found != [5, 7, 9]:
         raise WrongResult(f"[1, 2, 3] + [4, 5, 6] came to {found}, not to [5, 7, 9]")
     return [int(value) for value in found]
 
 
-def _program(source: str, name: str, dynamic_shared: int = 0) -> Any:
-    """A kernel of (int *state, int value), loaded."""
-    from tinygrad.device import TinyELF
-    from tinygrad.dtype import dtypes
-    from tinygrad.helpers import Target
-
-    from tegrad.nv import compilers
-
-    device = _nv()
-    signature = (("state", 0, dtypes.int32, ()), ("value", 1, dtypes.int32, ()))
-    image = compilers.compile_cuda(source, device.arch, dynamic_shared=dynamic_shared)
-    return device.runtime(TinyELF(image, name, Target(device="NV", arch=device.arch), signature))
-
-
-def _words(buffer: Any, count: int) -> list[int]:
-    """The first words of a buffer when all work is done."""
-    device = _nv()
-    device.synchronize()
-    return list(memoryview(device.download(buffer, 4 * count)).cast("I"))
-
-
 def spill() -> int:
     """A kernel whose threads keep 1 KiB each in local memory; how many threads. WrongResult names a wrong one."""
-    device, program, threads = _nv(), _program(SPILLING, "spilling"), SPILL_BLOCKS * SPILL_THREADS
+    device, threads = probes.device(), SPILL_BLOCKS * SPILL_THREADS
+    program = probes.load(device, SPILLING, "spilling", 1, 1)
     buffer = device.allocator.alloc(4 * threads)
     for value in (3, 12345):
         program(buffer, global_size=(SPILL_BLOCKS, 1, 1), local_size=(SPILL_THREADS, 1, 1), vals=(value,))
-        for thread, word in enumerate(_words(buffer, threads)):
+        for thread, word in enumerate(probes.words(device, buffer, threads)):
             if word != (wanted := value * 7 + (value + thread) % 256 + thread):
                 raise WrongResult(f"thread {thread} of a kernel that spills came to {word}, not to {wanted}")
     device.allocator.free(buffer, 4 * threads)
@@ -131,12 +97,13 @@ def all_shared() -> int:
     """Blocks that take all shared memory a block may; how many bytes. WrongResult where a word is not kept."""
     from tegrad.nv.program import SHARED_RESERVE, shared_limit
 
-    device = _nv()
+    device = probes.device()
     size = shared_limit(device.sm_version) - SHARED_RESERVE
-    program, buffer = _program(SHARED, "all_shared", dynamic_shared=size), device.allocator.alloc(8)
+    program = probes.load(device, SHARED, "all_shared", 1, 1, dynamic_shared=size)
+    buffer = device.allocator.alloc(8)
     device.upload(buffer, bytes(8))
     program(buffer, global_size=(2, 1, 1), local_size=(256, 1, 1), vals=(size // 4,))
-    wrong, looked = _words(buffer, 2)
+    wrong, looked = probes.words(device, buffer, 2)
     if wrong or looked != 2 * (size // 4):
         raise WrongResult(f"of {2 * (size // 4)} words of shared memory {looked} were read, and {wrong} of them wrong")
     device.allocator.free(buffer, 8)
@@ -145,7 +112,8 @@ def all_shared() -> int:
 
 def launches(count: int, progress: Callable[[int], object] = lambda done: None) -> Rounds:
     """Launch a small kernel so many times and check what all of them together left. WrongResult says from where on."""
-    device, program = _nv(), _program(SOURCE, "exercise")
+    device = probes.device()
+    program = probes.load(device, SOURCE, "exercise", 1, 1)
     buffer = device.allocator.alloc(4 * THREADS)
     device.upload(buffer, bytes(4 * THREADS))
     wanted = [0] * THREADS
@@ -154,8 +122,7 @@ def launches(count: int, progress: Callable[[int], object] = lambda done: None) 
         wanted = [(word * 3 + done + i) & 0xFFFFFFFF for i, word in enumerate(wanted)]
         if done % CHECK_EVERY == 0 or done == count:
             progress(done)
-            device.synchronize()
-            if (found := _words(buffer, THREADS)) != wanted:
+            if (found := probes.words(device, buffer, THREADS)) != wanted:
                 lane = next(i for i in range(THREADS) if found[i] != wanted[i])
                 raise WrongResult(
                     f"between launches {max(0, done - CHECK_EVERY)} and {done}, thread {lane} came to "
@@ -172,7 +139,8 @@ class Traffic:
     """Small launches and copies: rounds whose every byte is checked. Close it."""
 
     def __init__(self) -> None:
-        self._device, self._program = _nv(), _program(SOURCE, "exercise")
+        self._device = probes.device()
+        self._program = probes.load(self._device, SOURCE, "exercise", 1, 1)
         self._buffers = [self._device.allocator.alloc(TRAFFIC_BYTES) for _ in range(2)]
 
     def round(self, number: int) -> None:

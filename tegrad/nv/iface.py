@@ -200,21 +200,11 @@ class TegraIface:
 
     # ---- memory
 
-    def alloc(
-        self,
-        size: int,
-        host: bool = False,
-        uncached: bool = False,
-        cpu_access: bool = False,
-        contiguous: bool = False,
-        map_flags: int = 0,
-        cpu_addr: int | None = None,
-        role: Role | None = None,
-        **kwargs: Any,
-    ) -> HCQBuffer:
+    def alloc(self, size: int, *, role: Role | None = None, **wishes: Any) -> HCQBuffer:
         """A zeroed buffer of `size` bytes, mapped for both CPU and GPU, of a role: unless said, what allocates here.
 
-        The hints are for desktop GPUs; none applies. MemoryError when memory runs out.
+        tinygrad's wishes (host, uncached, cpu_access, ...) are for desktop GPUs; none applies. MemoryError when memory
+        runs out.
         """
         role = role or role_here()
         return self._hand_out(self._made(lambda: self.nvmap.alloc(size, role, self._space)), self.dev)

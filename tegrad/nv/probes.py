@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from tegrad.errors import TegradError
 from tegrad.nv import compilers, roles
-from tegrad.nv.exercise import WrongResult
 from tegrad.nv.roles import Role
 
 if TYPE_CHECKING:
@@ -157,6 +157,10 @@ LAUNCHES: Final = (100, 400)
 """Lengths of the recordings whose difference is what a round by launches costs."""
 
 
+class WrongResult(TegradError, RuntimeError):
+    """What the GPU computed is not what it should have."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rates:
     """GB/s: writing, reading and copying (bytes read plus written) once, and reading a little again and again."""
@@ -205,9 +209,10 @@ def kinds(device: NVDevice) -> Mapping[str, Role]:
     return _ROLES if getattr(device.iface, "unified_memory", False) else {OWN: roles.TENSORS}
 
 
-def load(device: NVDevice, source: str, name: str, buffers: int, values: int) -> Any:
-    """A kernel of so many pointers and then 32-bit integers, loaded."""
-    return device.load_program(compilers.compile_cuda(source, device.arch), name, buffers, values)
+def load(device: NVDevice, source: str, name: str, buffers: int, values: int, dynamic_shared: int | None = None) -> Any:
+    """A kernel of so many pointers and then 32-bit integers, loaded; `dynamic_shared` as `compile_cuda` has it."""
+    cubin = compilers.compile_cuda(source, device.arch, dynamic_shared=dynamic_shared)
+    return device.load_program(cubin, name, buffers, values)
 
 
 @contextmanager

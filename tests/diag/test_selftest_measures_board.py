@@ -22,9 +22,8 @@ from tegrad.diag.selftest import packets, preemption, runner, streaming
 from tegrad.diag.selftest.child import perform
 from tegrad.nv import memory_record, probes, turns
 from tegrad.nv.compilers import cache_dir
-from tegrad.nv.exercise import WrongResult
 from tegrad.nv.memory_record import MemoryRecord
-from tegrad.nv.probes import CACHED, OWN, VOLATILE, Handover, Rates
+from tegrad.nv.probes import CACHED, OWN, VOLATILE, Handover, Rates, WrongResult
 from tegrad.nv.turns import Turns
 from tegrad.orin.client import board_inject
 from tegrad.orin.inject import Injection
