@@ -4,6 +4,7 @@ NVIDIA's tables are not public; these stay within the errors that the PTX ISA do
 """
 
 import math
+import struct
 from collections.abc import Sequence
 
 from tegrad.ptx.ir import Fn, V
@@ -26,15 +27,6 @@ def power_of_two(f: Fn, n: V, el: str) -> V:
     return f.bits(f.bin("shl", f.add(n, f.like(n, _BIAS[el])), f.like(n, _MANTISSA[el])), el)
 
 
-def to_int(f: Fn, x: V) -> V:
-    """A float to the integer of its width, saturating."""
-    el = _INT[x.el]
-    suffix = f"{'v32' if x.n > 1 else ''}{el}.{'v32' if x.n > 1 else ''}{'f32' if el == 'i32' else 'f64'}"
-    if x.n not in (1, 32):
-        suffix = suffix.replace("v32", f"v{x.n}")
-    return f.call(f"llvm.fptosi.sat.{suffix}", el, x.n, x, pure=True)
-
-
 def ex2(f: Fn, x: V) -> V:
     """2^x: the fraction by its series, the integer part into the exponent in two steps (subnormal results)."""
     top = 160.0 if x.el == "float" else 1200.0
@@ -43,7 +35,7 @@ def ex2(f: Fn, x: V) -> V:
     frac = f.bin("fsub", clamped, whole)
     terms = 8 if x.el == "float" else 14
     p = poly(f, frac, [math.log(2) ** i / math.factorial(i) for i in range(terms)])
-    n = to_int(f, whole)
+    n = f.to_int(whole, _INT[x.el], True)
     half = f.bin("ashr", n, f.like(n, 1))
     p = f.bin("fmul", f.bin("fmul", p, power_of_two(f, half, x.el)), power_of_two(f, f.sub(n, half), x.el))
     return f.select(f.fcmp("uno", x, x), x, p)
@@ -72,8 +64,6 @@ def lg2(f: Fn, x: V) -> V:
 
 
 def _float_bits(el: str, value: float) -> int:
-    import struct
-
     return int(struct.unpack("<I" if el == "float" else "<Q", struct.pack("<f" if el == "float" else "<d", value))[0])
 
 
@@ -93,7 +83,7 @@ def sine(f: Fn, x: V, quarter: int) -> V:
     r2 = f.bin("fmul", r, r)
     sin = f.bin("fmul", r, poly(f, r2, [(-1) ** i / math.factorial(2 * i + 1) for i in range(terms)]))
     cos = poly(f, r2, [(-1) ** i / math.factorial(2 * i) for i in range(terms + 1)])
-    k = f.add(to_int(f, n), f.const("i64", quarter))
+    k = f.add(f.to_int(n, "i64", True), f.const("i64", quarter))
     out = f.select(f.icmp("eq", f.and_(k, f.like(k, 1)), f.like(k, 0)), sin, cos)
     out = f.select(f.icmp("eq", f.and_(k, f.like(k, 2)), f.like(k, 0)), out, f.fneg(out))
     # The reduction of a huge argument is arbitrary, here as in hardware, but the result stays bounded.

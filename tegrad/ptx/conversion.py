@@ -114,9 +114,7 @@ def _float_to_int(f: Fn, ins: Ins, a: V, d: Ty, s: Ty) -> V:
     rounding = TO_INTEGER[_mode(ins)]
     if rounding != "trunc":
         a = f.intr(rounding, a)
-    name = "fptosi" if d.signed else "fptoui"
-    n = f"v{a.n}" if a.n > 1 else ""
-    out = f.call(f"llvm.{name}.sat.{n}{d.iel}.{n}{'f32' if a.el == 'float' else 'f64'}", d.iel, a.n, a, pure=True)
+    out = f.to_int(a, d.iel, d.signed)
     if s.name != "f64" and d.bits != 64:
         return out
     return f.select(f.fcmp("uno", a, a), f.like(out, 1 << (d.bits - 1)), out)

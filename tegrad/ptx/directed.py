@@ -5,7 +5,7 @@ underflow.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tegrad.ptx.ir import Fn, V
 
@@ -163,8 +163,13 @@ def apply(f: Fn, base: str, mode: str, *vs: V) -> V:
     out = step(f, r, err, mode)
     if mode != "rm" or base not in ("add", "sub", "fma", "mad"):
         return out
+    either = signs(f, base, vs)
+    exact = f.and_(f.fcmp("oeq", r, f.like(r, 0.0)), f.fcmp("oeq", err, f.like(err, 0.0)))
+    return f.select(f.and_(exact, f.icmp("slt", either, f.like(either, 0))), f.like(out, -0.0), out)
+
+
+def signs(f: Fn, base: str, vs: Sequence[V]) -> V:
+    """The two parts of a sum, or-ed as integers: negative unless both are positive."""
     first = f.bin("fmul", vs[0], vs[1]) if len(vs) == 3 else vs[0]
     second = f.fneg(vs[1]) if base == "sub" else vs[-1]
-    signs = f.or_(f.bits(first, "i64"), f.bits(second, "i64"))
-    exact = f.and_(f.fcmp("oeq", r, f.like(r, 0.0)), f.fcmp("oeq", err, f.like(err, 0.0)))
-    return f.select(f.and_(exact, f.icmp("slt", signs, f.like(signs, 0))), f.like(out, -0.0), out)
+    return f.or_(f.bits(first, "i64"), f.bits(second, "i64"))

@@ -51,10 +51,8 @@ def step_to_odd(f: Fn, value: V, error: V) -> V:
 
 
 def two_sum(f: Fn, a: V, b: V) -> tuple[V, V]:
-    """a + b and its exact rounding error."""
-    s = f.bin("fadd", a, b)
-    bb = f.bin("fsub", s, a)
-    err = f.bin("fadd", f.bin("fsub", a, f.bin("fsub", s, bb)), f.bin("fsub", b, bb))
+    """a + b and its exact rounding error; none where something is infinite."""
+    s, err = doubles.two_sum(f, a, b)
     return s, f.select(f.fcmp("ord", err, err), err, f.like(err, 0.0))
 
 
@@ -165,9 +163,7 @@ def _directed_float(f: Fn, base: str, mode: str, vs: tuple[V, ...]) -> V:
 
 def _minus_zero(f: Fn, base: str, wide: list[V], exact: V, out: V) -> V:
     """Exact cancellation gives -0 when rounding down, unless both parts are +0."""
-    first = f.bin("fmul", wide[0], wide[1]) if len(wide) == 3 else wide[0]
-    second = f.fneg(wide[1]) if base == "sub" else wide[-1]
-    either = f.or_(f.bits(first, "i64"), f.bits(second, "i64"))
+    either = doubles.signs(f, base, wide)
     minus = f.and_(f.icmp("slt", either, f.like(either, 0)), f.fcmp("oeq", exact, f.like(exact, 0.0)))
     return f.select(minus, f.like(out, -0.0), out)
 

@@ -340,7 +340,7 @@ RULES: dict[str, OpRule] = {
     **{op: OpRule(same(2), logic(op)) for op in ("and", "or", "xor")},
     "not": OpRule(same(1), lambda f, ins, a: f.not_(a)),
     "cnot": OpRule(same(1), lambda f, ins, a: f.resize(f.icmp("eq", a, f.like(a, 0)), a.el, False)),
-    "lop3": OpRule(_sources(None, None, None, None, None), lop3),
+    "lop3": OpRule(same(4), lop3),
     "popc": OpRule(_sources(U32, None), lambda f, ins, a: f.resize(f.intr("ctpop", a), "i32", False)),
     "clz": OpRule(_sources(U32, None), lambda f, ins, a: f.resize(f.intr_flag("ctlz", a, False), "i32", False)),
     "fns": OpRule(_sources(U32, U32, U32, S32), fns),

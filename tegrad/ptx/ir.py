@@ -262,6 +262,11 @@ class Fn:
             return a
         return self.cast("trunc" if have > want else "sext" if signed else "zext", a, el)
 
+    def to_int(self, a: V, el: str, signed: bool) -> V:
+        """A float to an integer toward zero, saturating; NaN gives 0."""
+        name = f"llvm.fpto{'s' if signed else 'u'}i.sat.{mangle(V(el, a.n, ''))}.{mangle(a)}"
+        return self.call(name, el, a.n, a, pure=True)
+
     def pointer(self, at: V) -> V:
         """Host addresses (i64) as pointers."""
         return self.cast("inttoptr", at, "ptr")
