@@ -104,8 +104,8 @@ class Helper(Transfer):
         """The path for consecutive lanes; everything else is the fallback's."""
         f = self.f
         self.active = f.mask_vec(self.mask)
-        sound = f.icmp("eq", f.load("i32", self.frame, Frame.FAULTED), f.const("i32", 0))
-        leading = f.icmp("ne", f.and_(self.mask, f.const("i32", 1)), f.const("i32", 0))
+        sound = f.is_zero(f.load("i32", self.frame, Frame.FAULTED))
+        leading = f.not_zero(f.and_(self.mask, f.const("i32", 1)))
         work, other = f.name_of("work"), f.name_of("other")
         f.condbr(f.and_(sound, leading), work, other, True)
         f.label(work)
@@ -121,7 +121,7 @@ class Helper(Transfer):
             self.short()
             return
         faulted = f.load("i32", self.frame, Frame.FAULTED)
-        idle = f.or_(f.icmp("ne", faulted, f.const("i32", 0)), f.icmp("eq", self.mask, f.const("i32", 0)))
+        idle = f.or_(f.not_zero(faulted), f.is_zero(self.mask))
         self.active = f.mask_vec(self.mask)
         work, empty, slow = f.name_of("work"), f.name_of("empty"), f.name_of("slow")
         f.condbr(idle, empty, work, False)
@@ -134,7 +134,7 @@ class Helper(Transfer):
         self.check = Checker(f, self.frame, self.shape)
         if self.shape.space != "local":
             # With lane 0 active, the short helper has tried that already.
-            f.leave(f.icmp("ne", f.and_(self.mask, f.const("i32", 1)), f.const("i32", 0)), slow)
+            f.leave(f.not_zero(f.and_(self.mask, f.const("i32", 1))), slow)
             self.consecutive(slow)
         f.br(slow)
         f.label(slow)
@@ -149,11 +149,11 @@ class Helper(Transfer):
         first, low = self.first_active()
         start = f.sub(low, f.mul(f.resize(first, low.el, False), f.like(low, s.step)))
         off = f.and_(self.active, f.icmp("ne", self.addr, f.add(start, f.iota(low.el, LANES, s.step))))
-        f.leave(f.icmp("ne", f.mask_bits(off), f.const("i32", 0)), slow)
+        f.leave(f.not_zero(f.mask_bits(off)), slow)
         top = f.sub(f.const("i32", 31), f.intr_flag("ctlz", self.mask, False))
         last = f.add(f.add(start, f.mul(f.resize(top, low.el, False), f.like(low, s.step))), f.like(low, s.step - 1))
         good = self.check.range(low, last)
-        f.leave(f.xor(good, f.const("i1", 1)), slow)
+        f.leave(f.not_(good), slow)
         if low.el == "i32":
             # Lanes below the first active one may lie before offset 0: sign-extend.
             host = f.add(f.cast("sext", start, "i64"), self.check.base)
@@ -194,7 +194,7 @@ class Helper(Transfer):
         first = f.intr_flag("cttz", self.mask, False)
         slot = f.alloca(self.addr.el)
         f.store(f.extract(self.addr, 0), slot)
-        with f.if_(f.icmp("ne", first, f.const("i32", 0)), False):
+        with f.if_(f.not_zero(first), False):
             f.store(f.extract(self.addr, first), slot)
         return first, f.load(self.addr.el, slot)
 
@@ -204,9 +204,9 @@ class Helper(Transfer):
         _, low = self.first_active()
         off = f.and_(self.active, f.icmp("ne", self.addr, low))
         lanes = f.name_of("lanes")
-        f.leave(f.icmp("ne", f.mask_bits(off), f.const("i32", 0)), lanes)
+        f.leave(f.not_zero(f.mask_bits(off)), lanes)
         good = self.check.range(low, f.add(low, f.like(low, s.step - 1)))
-        f.leave(f.xor(good, f.const("i1", 1)), lanes)
+        f.leave(f.not_(good), lanes)
         host = f.add(f.resize(low, "i64", False), self.check.base)
         p = f.pointer(host)
         self.give(last_first(f, s.n, lambda i: f.splat(f.load(s.el, p, i * s.bits // 8, once=True), LANES)))
@@ -236,16 +236,16 @@ class Helper(Transfer):
         out, opened = f.alloca("i32"), f.alloca("i32")
         f.store(f.mask_bits(good), out)
         f.store(f.const("i32", 0), opened)
-        cached = f.icmp("ne", f.load("i64", launch_of(f, self.frame), Launch.L2), f.const("i64", 0))
-        with f.if_(f.and_(cached, f.icmp("ne", asked, f.const("i32", 0))), False):
+        cached = f.not_zero(f.load("i64", launch_of(f, self.frame), Launch.L2))
+        with f.if_(f.and_(cached, f.not_zero(asked)), False):
             # Refused lanes of other spaces fault in any case: then nothing may stay open.
             elsewhere = f.and_(f.and_(f.mask_bits(f.not_(good)), self.mask), f.not_(lanes))
-            with f.if_(f.icmp("eq", elsewhere, f.const("i32", 0))):
+            with f.if_(f.is_zero(elsewhere)):
                 info = f.const("i32", s.info)
                 bad = f.call("tgx_l2_open", "i32", 1, self.frame, self.addr, asked, info, self.pc)
                 fine = f.and_(asked, f.not_(bad))
                 f.store(f.or_(f.mask_bits(good), fine), out)
-                f.store(f.select(f.icmp("eq", bad, f.const("i32", 0)), fine, f.const("i32", 0)), opened)
+                f.store(f.select(f.is_zero(bad), fine, f.const("i32", 0)), opened)
         self.opened = opened
         return f.mask_vec(f.load("i32", out))
 
@@ -255,7 +255,7 @@ class Helper(Transfer):
         if self.opened is None:
             return
         lanes = f.load("i32", self.opened)
-        with f.if_(f.icmp("ne", lanes, f.const("i32", 0)), False):
+        with f.if_(f.not_zero(lanes), False):
             f.call_void("tgx_l2_close", self.frame, self.addr, lanes, f.const("i32", self.shape.step))
 
     def fault_unless(self, good: V) -> None:
@@ -263,7 +263,7 @@ class Helper(Transfer):
         f, s = self.f, self.shape
         bad = f.and_(f.mask_bits(f.not_(good)), self.mask)
         fault, fine = f.name_of("fault"), f.name_of("fine")
-        f.condbr(f.icmp("ne", bad, f.const("i32", 0)), fault, fine, False)
+        f.condbr(f.not_zero(bad), fault, fine, False)
         f.label(fault)
         lane = f.intr_flag("cttz", bad, False)
         where = f.resize(f.extract(self.addr, lane), "i64", False)
@@ -285,7 +285,7 @@ class Helper(Transfer):
             self.generic_lanes(in_shared, in_local, shared, local)
             return
         some, none = f.name_of("some"), f.name_of("none")
-        f.condbr(f.icmp("ne", inside, f.const("i32", 0)), some, none)
+        f.condbr(f.not_zero(inside), some, none)
         f.label(none)
         self.pass_on(helper_name("st" if self.store else "ld", "global", s.bits, s.n), *self.where)
         f.label(some)
@@ -320,27 +320,27 @@ def emit_uniform(module: Module, space: str, bits: int, n: int) -> None:
         f.ret(None if out else vs[0])
 
     check = Checker(f, frame, shape)
-    idle = f.or_(f.load("i32", frame, Frame.FAULTED), f.resize(f.icmp("eq", mask, f.const("i32", 0)), "i32", False))
+    idle = f.or_(f.load("i32", frame, Frame.FAULTED), f.resize(f.is_zero(mask), "i32", False))
     good = check.range(addr, f.add(addr, f.like(addr, shape.step - 1)))
     work, fault, empty = f.name_of("work"), f.name_of("fault"), f.name_of("empty")
     if space == "global":
         passed = f.alloca("i1")
         f.store(good, passed)
-        cached = f.icmp("ne", f.load("i64", launch_of(f, frame), Launch.L2), f.const("i64", 0))
-        asked = f.and_(f.and_(cached, f.not_(good)), f.icmp("eq", idle, f.const("i32", 0)))
+        cached = f.not_zero(f.load("i64", launch_of(f, frame), Launch.L2))
+        asked = f.and_(f.and_(cached, f.not_(good)), f.is_zero(idle))
         with f.if_(asked, False):
             one = f.and_(mask, f.sub(f.const("i32", 0), mask))
             info = f.const("i32", shape.info)
             bad = f.call("tgx_l2_open", "i32", 1, frame, f.splat(addr, LANES), one, info, pc)
-            f.store(f.icmp("eq", bad, f.const("i32", 0)), passed)
+            f.store(f.is_zero(bad), passed)
         good = f.load("i1", passed)
-    f.condbr(f.and_(good, f.icmp("eq", idle, f.const("i32", 0))), work, empty, True)
+    f.condbr(f.and_(good, f.is_zero(idle)), work, empty, True)
     f.label(work)
     p = f.pointer(f.add(f.resize(addr, "i64", False), check.base))
     give(last_first(f, n, lambda i: f.load(shape.el, p, i * bits // 8, once=True)))
     f.label(empty)
     over = f.name_of("over")
-    f.condbr(f.icmp("eq", idle, f.const("i32", 0)), fault, over)
+    f.condbr(f.is_zero(idle), fault, over)
     f.label(fault)
     lane = f.intr_flag("cttz", mask, False)
     f.call_void("tgx_fault", frame, f.resize(addr, "i64", False), lane, f.const("i32", shape.info), pc)

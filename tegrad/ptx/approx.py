@@ -84,8 +84,8 @@ def sine(f: Fn, x: V, quarter: int) -> V:
     sin = f.bin("fmul", r, poly(f, r2, [(-1) ** i / math.factorial(2 * i + 1) for i in range(terms)]))
     cos = poly(f, r2, [(-1) ** i / math.factorial(2 * i) for i in range(terms + 1)])
     k = f.add(f.to_int(n, "i64", True), f.const("i64", quarter))
-    out = f.select(f.icmp("eq", f.and_(k, f.like(k, 1)), f.like(k, 0)), sin, cos)
-    out = f.select(f.icmp("eq", f.and_(k, f.like(k, 2)), f.like(k, 0)), out, f.fneg(out))
+    out = f.select(f.is_zero(f.and_(k, f.like(k, 1))), sin, cos)
+    out = f.select(f.is_zero(f.and_(k, f.like(k, 2))), out, f.fneg(out))
     # The reduction of a huge argument is arbitrary, here as in hardware, but the result stays bounded.
     out = f.intr("minnum", f.intr("maxnum", out, f.like(x, -1.0)), f.like(x, 1.0))
     if quarter == 0:

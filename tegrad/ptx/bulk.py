@@ -52,7 +52,7 @@ def tgx_bulk_pages(f: Fn, launch: V, addr: V, size: V, flag: V) -> V:
     end = f.add(addr, size)
     with f.if_(f.or_(f.icmp("ugt", end, limit), f.icmp("ult", end, addr)), False):
         f.ret(f.intr("umax", addr, limit))
-    with f.if_(f.icmp("eq", pages, f.const("ptr", 0))):
+    with f.if_(f.is_zero(pages)):
         f.ret(f.const("i64", -1))
     at = f.alloca("i64")
     f.store(addr, at)
@@ -61,7 +61,7 @@ def tgx_bulk_pages(f: Fn, launch: V, addr: V, size: V, flag: V) -> V:
         f.leave(f.icmp("uge", here, end), done)
         page = f.bin("lshr", here, f.const("i64", PAGE_SHIFT))
         either = f.or_(flag, f.bin("shl", flag, f.const("i8", 4)))
-        with f.if_(f.icmp("eq", f.and_(f.load("i8", pages, page), either), f.const("i8", 0)), False):
+        with f.if_(f.is_zero(f.and_(f.load("i8", pages, page), either)), False):
             f.ret(here)
         f.store(f.bin("shl", f.add(page, f.const("i64", 1)), f.const("i64", PAGE_SHIFT)), at)
     return f.const("i64", -1)
@@ -82,8 +82,8 @@ def tgx_bulk_issue(f: Fn, frame: V, offsets: V, globals_: V, sizes: V, objects: 
     """
     launch, area = launch_of(f, frame), _area(f, frame)
     room = f.resize(f.load("i32", launch, Launch.SHARED_SIZE), "i64", False)
-    zero, low = f.const("i64", 0), f.const("i64", UNIT - 1)
-    with f.if_(f.icmp("ne", f.load("i32", frame, Frame.FAULTED), f.const("i32", 0)), False):
+    low = f.const("i64", UNIT - 1)
+    with f.if_(f.not_zero(f.load("i32", frame, Frame.FAULTED)), False):
         f.ret()
     with each_lane(f, mask) as lane:
         offset, far, object_ = (f.extract(v, lane) for v in (offsets, globals_, objects))
@@ -95,14 +95,14 @@ def tgx_bulk_issue(f: Fn, frame: V, offsets: V, globals_: V, sizes: V, objects: 
                 f.ret()
 
         near, away = _info(Space.SHARED, load, f), _info(Space.GLOBAL, load, f)
-        fault(f.icmp("ne", f.and_(offset, low), zero), offset, near)
-        fault(f.icmp("ne", f.and_(far, low), zero), far, away)
-        fault(f.icmp("ne", f.and_(size, low), zero), f.add(far, size), away)
+        fault(f.not_zero(f.and_(offset, low)), offset, near)
+        fault(f.not_zero(f.and_(far, low)), far, away)
+        fault(f.not_zero(f.and_(size, low)), f.add(far, size), away)
         beyond = f.or_(f.icmp("ugt", offset, room), f.icmp("ugt", size, f.sub(room, offset)))
         fault(beyond, f.add(offset, f.sub(size, f.like(size, UNIT))), near)
         info = f.const("i32", fault_info(Space.SHARED, Access.ATOMIC, 8))
         outside = f.icmp("uge", object_, f.and_(room, f.const("i64", -8)))
-        wrong = f.or_(outside, f.icmp("ne", f.and_(object_, f.const("i64", 7)), zero))
+        wrong = f.or_(outside, f.not_zero(f.and_(object_, f.const("i64", 7))))
         fault(f.and_(load, wrong), object_, info)
         flag = f.select(load, f.const("i8", 1), f.const("i8", 2))
         page = f.call("tgx_bulk_pages", "i64", 1, launch, far, size, flag)
@@ -171,7 +171,7 @@ def tgx_bulk_land(f: Fn, frame: V, index: V) -> None:
         f.call_void("tgx_fault", owner, where, lane, _info(Space.GLOBAL, load, f), pc)
         f.ret()
     port = f.load("ptr", launch, Launch.L2)
-    cached = f.icmp("ne", port, f.const("ptr", 0))
+    cached = f.not_zero(port)
     with f.if_(f.and_(cached, load), False):
         f.call_void("tgx_l2_load", port, far, wide, f.resize(f.load("i32", launch, Launch.TAG), "i64", False))
     with f.if_(f.and_(cached, f.not_(load)), False):
@@ -183,7 +183,7 @@ def tgx_bulk_land(f: Fn, frame: V, index: V) -> None:
         told = f.sub(f.const("i32", 0), size)
         none = f.const("i32", 0)
         old = f.call("tgx_mbarrier_update", "i64", 1, f.pointer(f.add(shared, object_)), none, told, none)
-        with f.if_(f.icmp("eq", old, f.const("i64", 0)), False):
+        with f.if_(f.is_zero(old), False):
             info = f.const("i32", fault_info(0, Access.ILLEGAL, 0))
             f.call_void("tgx_fault", owner, object_, lane, info, pc)
 
@@ -205,7 +205,7 @@ def tgx_async_land(f: Fn, frame: V, object_: V) -> None:
         first = f.icmp("eq", f.load("i32", found), none)
         with f.if_(f.and_(mine, f.or_(first, newest))):
             f.store(i, found)
-    other = f.and_(_draw(f, area, 2), f.icmp("ne", count, f.const("i32", 0)))
+    other = f.and_(_draw(f, area, 2), f.not_zero(count))
     index = f.select(other, f.const("i32", 0), f.load("i32", found))
     with f.if_(f.icmp("ne", index, none)):
         f.call_void("tgx_bulk_land", frame, index)
@@ -215,15 +215,15 @@ def tgx_async_land(f: Fn, frame: V, object_: V) -> None:
 
 def _copies_before_an_arrival(f: Fn, frame: V) -> None:
     """The first warp that has a cp.async.mbarrier.arrive in its queue lets its copies land up to that."""
-    launch, slot, zero = launch_of(f, frame), f.load("ptr", frame, Frame.SLOT), f.const("i32", 0)
+    launch, slot = launch_of(f, frame), f.load("ptr", frame, Frame.SLOT)
     queue = f.load("i32", launch, Launch.COPY_QUEUE)
-    with f.if_(f.icmp("eq", queue, zero)):
+    with f.if_(f.is_zero(queue)):
         f.ret()
     with f.for_(f.load("i32", launch, Launch.WARPS)) as w:
         start = f.mul(f.resize(w, "i64", False), f.load("i64", launch, Launch.FRAME_SIZE))
         other = f.gep(f.gep(slot, Slot.FRAMES), start)
         before = f.load("i32", other, Frame.COPY_ARRIVES)
-        with f.if_(f.icmp("ne", before, zero)):
+        with f.if_(f.not_zero(before)):
             with f.loop() as (_, done):
                 f.leave(f.icmp("ne", f.load("i32", other, Frame.COPY_ARRIVES), before), done)
                 f.call_void("tgx_copy_land", other, f.gep(other, f.resize(queue, "i64", False)))
@@ -245,7 +245,7 @@ def tgx_bulk_wait(f: Fn, frame: V, mask: V, keep: V) -> None:
         old = f.icmp("slt", f.sub(f.load("i32", entry, GROUP), limit), f.const("i32", 0))
         mine = f.icmp("eq", f.cast("ptrtoint", f.load("ptr", entry, OWNER), "i64"), f.cast("ptrtoint", frame, "i64"))
         store = f.icmp("eq", f.load("i64", entry, OBJECT), f.const("i64", NO_OBJECT))
-        asked = f.icmp("ne", f.and_(f.bin("lshr", mask, lane), f.const("i32", 1)), f.const("i32", 0))
+        asked = f.not_zero(f.and_(f.bin("lshr", mask, lane), f.const("i32", 1)))
         land = f.and_(f.and_(old, mine), f.and_(store, asked))
         with f.if_(land):
             f.call_void("tgx_bulk_land", frame, i)
@@ -290,19 +290,19 @@ def tgx_async_settle(f: Fn, launch: V, slot: V, why: V) -> V:
         seed = f.load("i32", launch, Launch.SEED)
         cta = f.mul(f.add(f.cast("trunc", f.load("i64", slot, Slot.CTA), "i32"), one), f.const("i32", 0x85EBCA6B))
         mixed = f.or_(f.xor(f.mul(seed, f.const("i32", 0x9E3779B1)), cta), one)
-        f.store(f.select(f.icmp("eq", seed, zero), zero, mixed), area, RANDOM)
+        f.store(f.select(f.is_zero(seed), zero, mixed), area, RANDOM)
         f.ret(zero)
     with f.if_(f.icmp("eq", why, f.const("i32", ON))):
         with f.if_(f.icmp("ne", f.load("i32", area, HELD), f.const("i32", NOBODY))):
             _let_go(f, launch, slot, area)
             f.ret(one)
-        some = f.icmp("ne", f.load("i32", area, COUNT), zero)
+        some = f.not_zero(f.load("i32", area, COUNT))
         with f.if_(some):
             f.call_void("tgx_bulk_land", frame, zero)
         f.ret(f.resize(some, "i32", False))
     with f.if_(f.icmp("eq", why, f.const("i32", HOLD))):
         drawn = _number(f, area)
-        with f.if_(f.icmp("eq", f.and_(drawn, f.const("i32", 3)), zero)):
+        with f.if_(f.is_zero(f.and_(drawn, f.const("i32", 3)))):
             _let_go(f, launch, slot, area)
             twice = f.mul(f.load("i32", launch, Launch.WARPS), f.const("i32", 2))
             warp = f.bin("urem", f.bin("lshr", drawn, f.const("i32", 2)), twice)
@@ -311,7 +311,7 @@ def tgx_async_settle(f: Fn, launch: V, slot: V, why: V) -> V:
                 f.store(warp, area, HELD)
         f.ret(zero)
     with f.loop() as (_, done):
-        f.leave(f.icmp("eq", f.load("i32", area, COUNT), zero), done)
+        f.leave(f.is_zero(f.load("i32", area, COUNT)), done)
         first = _entry(f, area, zero)
         with f.if_(f.icmp("ne", f.load("i64", first, OBJECT), f.const("i64", NO_OBJECT)), False):
             owner, where = f.load("ptr", first, OWNER), f.resize(f.load("i32", first, OFFSET), "i64", False)

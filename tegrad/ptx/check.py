@@ -95,11 +95,11 @@ class Checker:
 
     def aligned(self, a: V) -> V:
         f = self.f
-        return f.icmp("eq", f.and_(a, f.like(a, self.shape.step - 1)), f.like(a, 0))
+        return f.is_zero(f.and_(a, f.like(a, self.shape.step - 1)))
 
     def flags_ok(self, flags: V) -> V:
         want = self.f.like(flags, self.shape.flag)
-        return self.f.icmp("ne", self.f.and_(flags, want), self.f.like(flags, 0))
+        return self.f.not_zero(self.f.and_(flags, want))
 
     def range(self, low: V, last: V) -> V:
         """Whether the bytes low..last (two scalars, at most two pages apart) may be accessed."""
@@ -119,8 +119,8 @@ class Checker:
         f = self.f
         slot = f.alloca(good.ty)
         f.store(good, slot)
-        any_good = good if good.n == 1 else f.icmp("ne", f.mask_bits(good), f.const("i32", 0))
-        need = f.and_(any_good, f.icmp("ne", self.pages, f.const("ptr", 0)))
+        any_good = good if good.n == 1 else f.not_zero(f.mask_bits(good))
+        need = f.and_(any_good, f.not_zero(self.pages))
         with f.if_(need):
             f.store(f.and_(good, flags()), slot)
             self.after_flags()
@@ -155,7 +155,7 @@ class Checker:
         f.store(f.icmp("ule", f.sub(high, low), f.like(low, NEAR_PAGES)), near)
         with f.if_(f.load("i1", near)):
             f.store(self.all_pages(low, high), near)
-        with f.if_(f.xor(f.load("i1", near), f.const("i1", 1))):
+        with f.if_(f.not_(f.load("i1", near))):
             words = gather(f, self.pages, f.and_(number, f.like(number, -4)), good, "i32")
             shift = f.cast("trunc", f.bin("shl", f.and_(number, f.like(number, 3)), f.like(number, 3)), "i32")
             f.store(self.flags_ok(f.bin("lshr", words, shift)), out)

@@ -44,7 +44,7 @@ def emit_arrive_reduce(module: Module, name: str) -> None:
         f.load("ptr", frame, Frame.SLOT),
         f.resize(f.mul(f.and_(which, f.const("i32", 15)), f.const("i32", 4)), "i64", False),
     )
-    first = f.icmp("eq", f.load("i32", at, Slot.ARRIVED), f.const("i32", 0))
+    first = f.is_zero(f.load("i32", at, Slot.ARRIVED))
     before = f.select(first, f.const("i32", 1 if op == "and" else 0), f.load("i32", at, Slot.REDUCE))
     own = f.and_(bits, mask)
     if op == "popc":
@@ -52,7 +52,7 @@ def emit_arrive_reduce(module: Module, name: str) -> None:
     elif op == "and":
         after = f.and_(before, f.resize(f.icmp("eq", own, mask), "i32", False))
     else:
-        after = f.or_(before, f.resize(f.icmp("ne", own, f.const("i32", 0)), "i32", False))
+        after = f.or_(before, f.resize(f.not_zero(own), "i32", False))
     f.store(after, at, Slot.REDUCE)
     f.ret()
     f.finish()
@@ -129,7 +129,7 @@ def barrier_result(e: Lowering, ins: Ins) -> None:
     if mod(ins, "popc"):
         e.write(ins.operands[0], v, U32, ins)
     else:
-        e.write(ins.operands[0], f.icmp("ne", v, f.const("i32", 0)), PRED, ins)
+        e.write(ins.operands[0], f.not_zero(v), PRED, ins)
 
 
 def trap(e: Lowering, ins: Ins) -> None:
@@ -137,7 +137,7 @@ def trap(e: Lowering, ins: Ins) -> None:
     f = e.f
     lanes = e.lanes(ins)
     some, go = f.name_of("trap"), f.name_of("go")
-    f.condbr(f.icmp("ne", lanes, f.const("i32", 0)), some, go, False)
+    f.condbr(f.not_zero(lanes), some, go, False)
     f.label(some)
     lane = f.intr_flag("cttz", lanes, False)
     info = f.const("i32", fault_info(0, Access.TRAP, 0))

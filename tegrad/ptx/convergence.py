@@ -74,7 +74,7 @@ def converge(e: Converging, ins: Ins) -> None:
     whole = f.icmp("eq", f.and_(first, f.load("i32", e.frame, Frame.LIVE)), e.mask)
     if members.n > 1:
         others = f.and_(f.mask_bits(f.icmp("ne", members, first)), e.mask)
-        whole = f.and_(whole, f.icmp("eq", others, f.const("i32", 0)))
+        whole = f.and_(whole, f.is_zero(others))
     result, after = e.block.succ
     wait, go = f.name_of("wait"), f.name_of("go")
     f.condbr(whole, go, wait, True)
@@ -108,8 +108,8 @@ def tgx_converge(f: Fn, frame: V, mask: V, members: V, key: V, pc: V) -> None:
     for at in (Frame.MET, Frame.BLOCKED):
         f.store(f.or_(f.load("i32", frame, at), mask), frame, at)
     own = f.and_(members, f.bin("shl", f.const("i32", 1, LANES), f.iota("i32", LANES)))
-    outside = f.and_(f.mask_bits(f.icmp("eq", own, f.like(own, 0))), mask)
-    with f.if_(f.icmp("ne", outside, f.const("i32", 0)), False):
+    outside = f.and_(f.mask_bits(f.is_zero(own)), mask)
+    with f.if_(f.not_zero(outside), False):
         lane = f.intr_flag("cttz", outside, False)
         _fault(f, frame, Access.OUTSIDE, lane, f.extract(members, lane), outside, pc)
     f.call("tgx_settle", "i1", 1, frame)
@@ -136,10 +136,10 @@ def tgx_settle(f: Fn, frame: V) -> V:
     f.store(f.const("i1", 0), some)
     with f.loop() as (_, end):
         left = f.load("i32", rest)
-        f.leave(f.icmp("eq", left, zero), end)
+        f.leave(f.is_zero(left), end)
         group, mask, key = _group(f, frame, f.intr_flag("cttz", left, False))
         f.store(f.and_(left, f.not_(group)), rest)
-        with f.if_(f.icmp("eq", _missing(f, frame, mask, group), zero)):
+        with f.if_(f.is_zero(_missing(f, frame, mask, group))):
             _deliver(f, frame, group, f.and_(key, f.const("i32", (1 << ACTION_BITS) - 1)))
             # Lanes held where branches join look again.
             f.store(f.and_(f.load("i32", frame, Frame.MET), f.not_(group)), frame, Frame.MET)
@@ -161,7 +161,7 @@ def _deliver(f: Fn, frame: V, group: V, which: V) -> None:
         f.store(f.select(f.icmp("eq", which, f.like(which, number)), result, f.load("i32", out, 0, LANES, 64)), out)
 
     when(Action.SHFL, permute(f, words, f.load("i32", frame, Frame.CONVERGE_FROM, LANES, 64)))
-    when(Action.VOTE, f.splat(f.and_(f.mask_bits(f.icmp("ne", words, f.like(words, 0))), group), LANES))
+    when(Action.VOTE, f.splat(f.and_(f.mask_bits(f.not_zero(words)), group), LANES))
     when(Action.MATCH, f.call("tgx_match_b64", "i32", LANES, given, group))
     for number, (op, ty) in enumerate(REDUCTIONS, Action.REDUX):
         when(number, f.splat(reduce(f, op, TYPES[ty], words, group), LANES))
@@ -199,8 +199,8 @@ def tgx_stuck(f: Fn, frames: V, size: V, count: V) -> V:
             f.ret(f.const("i1", 0))
     with f.for_(count) as w:
         frame = frame_of(w)
-        waits = f.icmp("ne", f.load("i32", frame, Frame.MET), f.like(count, 0))
-        with f.if_(f.and_(waits, f.icmp("ne", f.load("i32", frame, Frame.LIVE), f.like(count, 0)))):
+        waits = f.not_zero(f.load("i32", frame, Frame.MET))
+        with f.if_(f.and_(waits, f.not_zero(f.load("i32", frame, Frame.LIVE)))):
             f.call_void("tgx_unconverged", frame)
             f.ret(f.const("i1", 1))
     return f.const("i1", 0)
@@ -209,12 +209,12 @@ def tgx_stuck(f: Fn, frames: V, size: V, count: V) -> V:
 def nobody_runs(f: Fn, frame: V) -> None:
     """In the dispatcher, where no lane can run: go on with groups that became complete because lanes have exited."""
     met = f.load("i32", frame, Frame.MET)
-    with f.if_(f.icmp("ne", met, f.const("i32", 0))):
+    with f.if_(f.not_zero(met)):
         with f.if_(f.call("tgx_settle", "i1", 1, frame)):
             f.br("dispatch")
         # A barrier of the block may still bring the lanes that are missing.
         converging = f.or_(met, f.load("i32", frame, Frame.HELD))
-        with f.if_(f.icmp("eq", f.and_(f.load("i32", frame, Frame.LIVE), f.not_(converging)), f.const("i32", 0))):
+        with f.if_(f.is_zero(f.and_(f.load("i32", frame, Frame.LIVE), f.not_(converging)))):
             f.call_void("tgx_unconverged", frame)
             f.ret(f.const("i32", Status.YIELD))
 
@@ -224,14 +224,13 @@ def hold(e: EndsBlock, block: Block, waits: list[int]) -> None:
 
     Nothing after it is made for some of the lanes only. `waits` are the blocks at which lanes of the branches wait."""
     f, frame = e.f, e.frame
-    zero = f.const("i32", 0)
     met = f.load("i32", frame, Frame.MET)
-    with f.if_(f.icmp("ne", met, zero), False):
+    with f.if_(f.not_zero(met), False):
         pcs = f.load("i32", frame, Frame.PCS, LANES, 64)
         inside = f.icmp("eq", pcs, f.like(pcs, waits[0]))
         for at in waits[1:]:
             inside = f.or_(inside, f.icmp("eq", pcs, f.like(pcs, at)))
-        with f.if_(f.icmp("ne", f.and_(f.mask_bits(inside), met), zero)):
+        with f.if_(f.not_zero(f.and_(f.mask_bits(inside), met))):
             for at in (Frame.HELD, Frame.BLOCKED):
                 f.store(f.or_(f.load("i32", frame, at), e.mask), frame, at)
             f.call("tgx_settle", "i1", 1, frame)

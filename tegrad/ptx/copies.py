@@ -41,7 +41,7 @@ def tgx_copy_land(f: Fn, frame: V, queue: V) -> None:
         with f.if_(f.icmp("eq", words, f.const("i32", n))):
             value = f.load("i32", entry, DATA, LANES) if n == 1 else f.gep(entry, DATA)
             f.call_void(helper_name("st", "shared", 32, n), *args, value)
-    with f.if_(f.icmp("eq", words, f.const("i32", 0)), False):
+    with f.if_(f.is_zero(words), False):
         arrives = f.load("i32", frame, Frame.COPY_ARRIVES)
         f.store(f.sub(arrives, f.const("i32", 1)), frame, Frame.COPY_ARRIVES)
         f.call_void("tgx_copy_arrive", frame, *args[1:])
@@ -66,7 +66,7 @@ def tgx_copy_push(f: Fn, frame: V, queue: V, target: V, data: V, mask: V, words:
     for value, at in ((mask, MASK), (words, WORDS), (f.load("i32", frame, Frame.COPY_GROUP), GROUP), (pc, PC)):
         f.store(value, entry, at)
     f.store(f.add(count, f.const("i32", 1)), frame, Frame.COPY_COUNT)
-    arrival = f.resize(f.icmp("eq", words, f.const("i32", 0)), "i32", False)
+    arrival = f.resize(f.is_zero(words), "i32", False)
     f.store(f.add(f.load("i32", frame, Frame.COPY_ARRIVES), arrival), frame, Frame.COPY_ARRIVES)
 
 
@@ -86,7 +86,7 @@ def tgx_copy_wait(f: Fn, frame: V, queue: V, keep: V) -> None:
     """Land all but the copies of the newest `keep` groups; -1 also open ones."""
     limit = f.sub(f.load("i32", frame, Frame.COPY_GROUP), keep)
     with f.loop() as (_, end):
-        f.leave(f.icmp("eq", f.load("i32", frame, Frame.COPY_COUNT), f.const("i32", 0)), end)
+        f.leave(f.is_zero(f.load("i32", frame, Frame.COPY_COUNT)), end)
         entry = _entry(f, queue, f.load("i32", frame, Frame.COPY_HEAD))
         f.leave(f.icmp("sge", f.load("i32", entry, GROUP), limit), end)
         f.call_void("tgx_copy_land", frame, queue)
@@ -106,7 +106,7 @@ def copy_async(e: Asynchronous, ins: Ins) -> None:
     queue = f.gep(e.frame, e.copy_queue)
     if mod(ins, "commit_group"):
         f.store(f.add(f.load("i32", e.frame, Frame.COPY_GROUP), f.const("i32", 1)), e.frame, Frame.COPY_GROUP)
-        with f.if_(f.icmp("ne", f.load("i32", e.launch, Launch.SEED), f.const("i32", 0)), False):
+        with f.if_(f.not_zero(f.load("i32", e.launch, Launch.SEED)), False):
             f.call_void("tgx_copy_soon", e.frame, queue)
     elif mod(ins, "wait_group", "wait_all"):
         keep = -1
@@ -131,7 +131,7 @@ def _issue(e: Asynchronous, ins: Ins, queue: V) -> None:
     e.account(ins, int(size.value), False)
     out = f.alloca(f"[{words} x <{LANES} x i32>]", 64)
     limit = e.read(ins.operands[3], U32) if len(ins.operands) > 3 and not mod(ins, "L2__cache_hint") else None
-    read = lanes if limit is None else f.and_(lanes, e.bits_of(f.icmp("ne", limit, f.like(limit, 0))))
+    read = lanes if limit is None else f.and_(lanes, e.bits_of(f.not_zero(limit)))
     if words == 1:
         f.store(f.call(helper_name("ld", "global", 32, 1), "i32", LANES, e.frame, source, read, pc), out, 0, 4)
     else:

@@ -29,7 +29,7 @@ class Dispatcher:
         f = self.f
         # A warp that starts, or waited as a whole, goes on at the block RESUME - 1 without the dispatcher.
         resume = f.load("i32", self.frame, Frame.RESUME)
-        f.condbr(f.icmp("eq", resume, f.const("i32", 0)), "dispatch", "resume", False)
+        f.condbr(f.is_zero(resume), "dispatch", "resume", False)
         f.label("resume")
         f.store(f.const("i32", 0), self.frame, Frame.RESUME)
         f.store(f.load("i32", self.frame, Frame.LIVE), self.mask_slot)
@@ -49,11 +49,11 @@ class Dispatcher:
         f.label("dispatch")
         live = f.load("i32", frame, Frame.LIVE)
         active = f.and_(live, f.not_(f.load("i32", frame, Frame.BLOCKED)))
-        f.condbr(f.icmp("eq", active, f.const("i32", 0)), "idle", "choose")
+        f.condbr(f.is_zero(active), "idle", "choose")
         f.label("idle")
         if self.flow.converges:
             nobody_runs(f, frame)
-        done = f.icmp("eq", live, f.const("i32", 0))
+        done = f.is_zero(live)
         f.ret(f.select(done, f.const("i32", Status.EXIT), f.const("i32", Status.BARRIER)))
         f.label("choose")
         lanes = f.mask_vec(active)
@@ -65,7 +65,7 @@ class Dispatcher:
         rest = f.and_(lanes, f.not_(chosen))
         if self.flow.spins:
             # Back to the lowest pc once all lanes run together.
-            alone = f.icmp("eq", f.mask_bits(rest), f.const("i32", 0))
+            alone = f.is_zero(f.mask_bits(rest))
             f.store(f.select(alone, f.const("i32", 0), rotate), frame, Frame.ROTATE)
         f.store(self.lowest(f.select(rest, keys, f.like(keys, NOBODY))), self.other_slot)
         f.store(f.mask_bits(chosen), self.mask_slot)
@@ -82,7 +82,7 @@ class Dispatcher:
         f.label("leave")
         live = f.and_(f.load("i32", frame, Frame.LIVE), f.not_(f.load("i32", self.mask_slot)))
         f.store(live, frame, Frame.LIVE)
-        f.condbr(f.icmp("eq", live, f.const("i32", 0)), "gone", "dispatch")
+        f.condbr(f.is_zero(live), "gone", "dispatch")
         f.label("gone")
         f.ret(f.const("i32", Status.EXIT))
 
@@ -176,20 +176,19 @@ class Dispatcher:
         f.store(f.and_(f.load("i32", self.frame, Frame.LIVE), f.not_(go)), self.frame, Frame.LIVE)
         f.store(stay, self.mask_slot)
         some = f.name_of("some")
-        f.condbr(f.icmp("eq", stay, f.const("i32", 0)), "dispatch", some)
+        f.condbr(f.is_zero(stay), "dispatch", some)
         f.label(some)
         self.jump(nxt)
 
     def branch_apart(self, go: V, stay: V, target: int, nxt: int) -> None:
         """All lanes one way: a jump. Else the lanes with the higher target wait."""
         f = self.f
-        zero = f.const("i32", 0)
         none, some, all_, apart = (f.name_of(h) for h in ("none", "some", "all", "apart"))
-        f.condbr(f.icmp("eq", go, zero), none, some)
+        f.condbr(f.is_zero(go), none, some)
         f.label(none)
         self.jump(nxt)
         f.label(some)
-        f.condbr(f.icmp("eq", stay, zero), all_, apart)
+        f.condbr(f.is_zero(stay), all_, apart)
         f.label(all_)
         self.jump(target)
         f.label(apart)

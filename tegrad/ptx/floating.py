@@ -42,7 +42,7 @@ def step_to_odd(f: Fn, value: V, error: V) -> V:
     """Make a rounded value odd where it is inexact: `error` is the exact rest (true minus value)."""
     el = "i64" if value.el == "double" else "i32"
     raw = f.bits(value, el)
-    even = f.icmp("eq", f.and_(raw, f.like(raw, 1)), f.like(raw, 0))
+    even = f.is_zero(f.and_(raw, f.like(raw, 1)))
     inexact = f.fcmp("one", error, f.like(error, 0.0))
     # Away from zero when the rest has the sign of the value.
     outward = f.icmp("sge", f.xor(f.bits(error, el), raw), f.like(raw, 0))
@@ -98,7 +98,7 @@ def directed(f: Fn, value: V, rounded: V, back: V, mode: str) -> V:
         return f.bits(f.select(large, toward_zero, raw), rounded.el)
     wrong = above if mode == "rm" else below
     shrink = f.not_(minus) if mode == "rm" else minus
-    zero = f.icmp("eq", f.and_(raw, f.not_(sign)), f.like(raw, 0))
+    zero = f.is_zero(f.and_(raw, f.not_(sign)))
     smallest = f.or_(sign, f.like(raw, 1)) if mode == "rm" else f.like(raw, 1)
     stepped = f.select(zero, smallest, f.select(shrink, toward_zero, away))
     return f.bits(f.select(wrong, stepped, raw), rounded.el)

@@ -56,7 +56,7 @@ def quotient(op: str) -> Apply:
     def apply(f: Fn, ins: Ins, a: V, b: V) -> V:
         signed = ins.types[-1].signed
         a, b = f.same(a, b)
-        zero = f.icmp("eq", b, f.like(b, 0))
+        zero = f.is_zero(b)
         unsafe = zero
         if signed:
             lowest = f.like(a, 1 << (EL_BITS[a.el] - 1))
@@ -145,14 +145,14 @@ def fns(f: Fn, ins: Ins, mask: V, base: V, offset: V) -> V:
     out, seen = f.like(word, -1), f.like(word, 0)
     for i in range(32):
         bit = f.and_(f.bin("lshr", word, f.like(word, i)), f.like(word, 1))
-        hit = f.and_(f.icmp("ne", bit, f.like(bit, 0)), f.icmp("eq", seen, rest))
+        hit = f.and_(f.not_zero(bit), f.icmp("eq", seen, rest))
         out = f.select(hit, f.like(out, i), out)
         seen = f.add(seen, bit)
     found = f.icmp("ne", out, f.like(out, -1))
     out = f.select(f.and_(back, found), f.sub(f.like(out, 31), out), out)
     own = f.and_(f.bin("lshr", mask, f.and_(base, f.like(base, 31))), f.like(mask, 1))
-    here = f.select(f.icmp("ne", own, f.like(own, 0)), base, f.like(base, -1))
-    return f.select(f.icmp("eq", offset, f.like(offset, 0)), here, out)
+    here = f.select(f.not_zero(own), base, f.like(base, -1))
+    return f.select(f.is_zero(offset), here, out)
 
 
 def szext(f: Fn, ins: Ins, a: V, count: V) -> V:
@@ -168,7 +168,7 @@ def szext(f: Fn, ins: Ins, a: V, count: V) -> V:
         return out
     last = f.and_(f.sub(low, f.like(low, 1)), f.like(low, 31))
     bit = f.and_(f.bin("lshr", a, last), f.like(a, 1))
-    minus = f.and_(f.icmp("ne", bit, f.like(bit, 0)), f.icmp("ne", low, f.like(low, 0)))
+    minus = f.and_(f.not_zero(bit), f.not_zero(low))
     return f.select(minus, f.or_(out, above), out)
 
 
@@ -193,7 +193,7 @@ def bfind(f: Fn, ins: Ins, a: V) -> V:
         a = f.select(f.icmp("slt", a, f.like(a, 0)), f.not_(a), a)
     lead = f.intr_flag("ctlz", a, False)
     out = lead if mod(ins, "shiftamt") else f.sub(f.like(a, EL_BITS[a.el] - 1), lead)
-    return f.resize(f.select(f.icmp("eq", a, f.like(a, 0)), f.like(a, -1), out), "i32", False)
+    return f.resize(f.select(f.is_zero(a), f.like(a, -1), out), "i32", False)
 
 
 def _amounts(f: Fn, el: str, pos: V, length: V) -> tuple[V, V]:
@@ -233,7 +233,7 @@ def bfe(f: Fn, ins: Ins, a: V, pos: V, length: V) -> V:
     sign = f.and_(f.bin("lshr", a, f.resize(last, a.el, False)), f.like(a, 1))
     filled = f.or_(out, f.mul(f.not_(ones), sign))
     kept = f.select(f.icmp("ugt", f.add(pos, size), f.like(pos, t.bits)), _sign_fill(f, a, out, pos, sign), filled)
-    return f.select(f.icmp("eq", size, f.like(size, 0)), f.like(a, 0), kept)
+    return f.select(f.is_zero(size), f.like(a, 0), kept)
 
 
 def _sign_fill(f: Fn, a: V, out: V, pos: V, sign: V) -> V:
@@ -273,7 +273,7 @@ def prmt(f: Fn, ins: Ins, a: V, b: V, c: V) -> V:
                 pick_ = f.select(f.icmp("eq", sel, f.like(sel, k)), f.like(c, rows[k][i]), pick_)
         else:
             pick_ = f.and_(f.bin("lshr", c, f.like(c, 4 * i)), f.like(c, 15))
-        word = f.select(f.icmp("ne", f.and_(pick_, f.like(pick_, 4)), f.like(pick_, 0)), b, a)
+        word = f.select(f.not_zero(f.and_(pick_, f.like(pick_, 4))), b, a)
         up = f.bin("shl", f.and_(f.xor(pick_, f.like(pick_, 3)), f.like(pick_, 3)), f.like(pick_, 3))
         top = f.bin("shl", word, up)  # the byte as the highest one
         if not mode:  # of a sign 7 bits more are shifted out
@@ -339,7 +339,7 @@ RULES: dict[str, OpRule] = {
     "shf": OpRule(same(3), shf),
     **{op: OpRule(same(2), logic(op)) for op in ("and", "or", "xor")},
     "not": OpRule(same(1), lambda f, ins, a: f.not_(a)),
-    "cnot": OpRule(same(1), lambda f, ins, a: f.resize(f.icmp("eq", a, f.like(a, 0)), a.el, False)),
+    "cnot": OpRule(same(1), lambda f, ins, a: f.resize(f.is_zero(a), a.el, False)),
     "lop3": OpRule(same(4), lop3),
     "popc": OpRule(_sources(U32, None), lambda f, ins, a: f.resize(f.intr("ctpop", a), "i32", False)),
     "clz": OpRule(_sources(U32, None), lambda f, ins, a: f.resize(f.intr_flag("ctlz", a, False), "i32", False)),

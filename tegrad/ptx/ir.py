@@ -204,6 +204,12 @@ class Fn:
         a, b = self.same(a, b)
         return self.op("i1", a.n, f"icmp {pred} {a}, {b.ref}")
 
+    def is_zero(self, a: V) -> V:
+        return self.icmp("eq", a, self.like(a, 0))
+
+    def not_zero(self, a: V) -> V:
+        return self.icmp("ne", a, self.like(a, 0))
+
     def fcmp(self, pred: str, a: V, b: V) -> V:
         a, b = self.same(a, b)
         return self.op("i1", a.n, f"fcmp {pred} {a}, {b.ref}")

@@ -128,7 +128,7 @@ WRITE_BACK, DROP = 1, 2
 
 def _flag(f: Fn, value: V, bits: int) -> V:
     """Whether any of the bits is set."""
-    return f.icmp("ne", f.and_(value, f.like(value, bits)), f.like(value, 0))
+    return f.not_zero(f.and_(value, f.like(value, bits)))
 
 
 class Place:
@@ -226,12 +226,12 @@ def tgx_l2_touch(f: Fn, port: V, va: V, size: V, access: V) -> V:
         reads = f.icmp("ne", access, f.const("i32", Access.WRITE))
         with f.if_(f.and_(reads, f.not_(_flag(f, state, Sector.DIRTY)))):
             differ = f.call("memcmp", "i32", 1, at.kept(va), at.memory(va), size)
-            f.store(f.icmp("ne", differ, f.const("i32", 0)), stale)
+            f.store(f.not_zero(differ), stale)
     many = f.icmp("uge", f.load("i8", at.count_at), f.const("i8", WHOLE_PAGE_SECTORS))
     loads = f.icmp("eq", access, f.const("i32", Access.READ))
     with f.if_(f.and_(f.and_(cached, f.and_(many, loads)), f.not_(_mode(f, at.cache, Mode.TELL)))):
         f.call_void("tgx_l2_whole", port, va)
-    with f.if_(f.and_(f.not_(cached), f.icmp("ne", state, f.const("i8", 0))), False):
+    with f.if_(f.and_(f.not_(cached), f.not_zero(state)), False):
         f.call_void("tgx_l2_forget", port, va)
     return f.load("i1", stale)
 
@@ -253,7 +253,7 @@ def _counted(f: Fn, at: Place, more: V) -> None:
     f.store(f.add(total, f.resize(more, "i64", False)), at.cache, Cache.KEPT)
     filled = f.load("i64", at.cache, Cache.FILLED)
     f.store(f.add(filled, f.resize(more, "i64", False)), at.cache, Cache.FILLED)
-    with f.if_(f.icmp("eq", count, f.const("i8", 0))):
+    with f.if_(f.is_zero(count)):
         ordered = f.load("i64", at.cache, Cache.ORDERED)
         place = f.mul(f.and_(ordered, f.const("i64", MAX_FRAMES - 1)), f.const("i64", 4))
         f.store(f.cast("trunc", at.frame, "i32"), f.gep(f.load("ptr", at.cache, Cache.ORDER), place))
@@ -277,7 +277,7 @@ def tgx_l2_whole(f: Fn, port: V, va: V) -> None:
     at = Place(f, port, first)
     asked = f.and_(at.flags, f.const("i8", Page.SLOW_READ | Page.MIXED | Page.READ))
     with f.if_(f.icmp("eq", asked, f.const("i8", Page.SLOW_READ))):
-        fresh = f.icmp("eq", f.load("i8", at.count_at), f.const("i8", 0))
+        fresh = f.is_zero(f.load("i8", at.count_at))
         with f.if_(fresh):
             _keep_page(f, at, first)
         with f.if_(f.not_(fresh)), f.for_(f.const("i64", PAGE_SECTORS)) as i:
@@ -322,7 +322,7 @@ def tgx_l2_write_back(f: Fn, port: V, va: V) -> None:
     with f.if_(_mode(f, at.cache, Mode.TELL), False):
         size = f.const("i64", SECTOR)
         differ = f.call("memcmp", "i32", 1, at.clean(start), memory, size)
-        with f.if_(f.icmp("ne", differ, f.const("i32", 0))):
+        with f.if_(f.not_zero(differ)):
             none = f.const("i64", 0)
             f.call_void("tgx_l2_report", port, f.const("i32", OVERWRITTEN), f.const("i32", SECTOR), start, none,
                         f.const("ptr", 0), f.const("i32", NO_LANE), f.const("i32", 0))  # fmt: skip
@@ -378,7 +378,7 @@ def tgx_l2_report(f: Fn, port: V, kind: V, size: V, va: V, tag: V, frame: V, lan
     for value, at in ((kind, Event.KIND), (size, Event.SIZE), (va, Event.VA), (tag, Event.TAG),
                       (identity, Event.PORT), (lane, Event.LANE), (pc, Event.PC)):  # fmt: skip
         f.store(value, event, at)
-    with f.if_(f.icmp("ne", frame, f.const("ptr", 0))):
+    with f.if_(f.not_zero(frame)):
         f.store(f.load("i64", frame, Frame.CTA), event, Event.CTA)
         f.store(f.load("i32", frame, Frame.WARP), event, Event.WARP)
 
@@ -422,12 +422,12 @@ class Lanes:
         f = self.f
         even = f.add(f.splat(self.first, LANES), f.mul(f.iota("i64", LANES), f.splat(self.size, LANES)))
         apart = f.mask_bits(f.icmp("ne", self.addr, even))
-        full = f.and_(f.icmp("eq", apart, f.const("i32", 0)), f.icmp("eq", self.mask, f.const("i32", -1)))
+        full = f.and_(f.is_zero(apart), f.icmp("eq", self.mask, f.const("i32", -1)))
         return f.and_(full, self.aligned(self.first))
 
     def aligned(self, va: V) -> V:
         f = self.f
-        return f.icmp("eq", f.and_(va, f.sub(self.size, f.const("i64", 1))), f.const("i64", 0))
+        return f.is_zero(f.and_(va, f.sub(self.size, f.const("i64", 1))))
 
     def flags(self, va: V) -> V:
         """The flags of an address's page; it must lie below the limit."""
@@ -450,7 +450,7 @@ class Lanes:
         f = self.f
         last = f.add(self.first, f.sub(self.span, f.const("i64", 1)))
         page = f.icmp("ult", f.xor(self.first, last), f.const("i64", PAGE))
-        even = f.icmp("eq", f.and_(f.or_(self.first, self.span), f.const("i64", SECTOR - 1)), f.const("i64", 0))
+        even = f.is_zero(f.and_(f.or_(self.first, self.span), f.const("i64", SECTOR - 1)))
         return f.and_(page, even)
 
 
@@ -473,7 +473,7 @@ def tgx_l2_open(f: Fn, frame: V, addr: V, mask: V, info: V, pc: V) -> V:
             f.call_void("tgx_l2_unlock", lanes.cache)
         f.ret(f.const("i32", 0))
     refused = _touch_lanes(f, lanes, want, access, frame, pc)
-    with f.if_(f.or_(loads, f.icmp("ne", refused, f.const("i32", 0)))):
+    with f.if_(f.or_(loads, f.not_zero(refused))):
         f.call_void("tgx_l2_unlock", lanes.cache)
     return refused
 
@@ -549,7 +549,7 @@ def _touch_lanes(f: Fn, lanes: Lanes, want: V, access: V, frame: V, pc: V) -> V:
         va = f.extract(lanes.addr, lane)
         f.store(f.const("i1", 0), allowed)
         with f.if_(f.and_(lanes.aligned(va), f.icmp("ult", va, lanes.limit))):
-            f.store(f.icmp("ne", f.and_(lanes.flags(va), want), f.const("i8", 0)), allowed)
+            f.store(f.not_zero(f.and_(lanes.flags(va), want)), allowed)
         good = f.load("i1", allowed)
         with f.if_(f.not_(good), False):
             f.store(f.or_(f.load("i32", bad), f.bin("shl", f.const("i32", 1), lane)), bad)
@@ -696,7 +696,7 @@ def tgx_l2_look(f: Fn, port: V, va: V, size: V, out: V) -> None:
     def page(here: V, part: V, flags: V) -> V:
         """A page is done that is kept as a whole, or of which nothing is kept."""
         at = Place(f, port, here)
-        none = f.and_(at.cached, f.icmp("eq", f.load("i8", at.count_at), f.const("i8", 0)))
+        none = f.and_(at.cached, f.is_zero(f.load("i8", at.count_at)))
         with f.if_(none):
             _copy(f, f.gep(out, f.sub(here, va)), at.memory(here), part)
         return f.or_(none, _passes(f, here, part, flags))
@@ -738,7 +738,7 @@ def tgx_l2_sweep(f: Fn, port: V, va: V, size: V, what: V) -> None:
         with f.if_(f.and_(drop, at.cached)):
             flags = f.and_(at.flags, f.const("i8", ~Page.READ & 0xFF))
             f.do(f"store atomic {flags}, {at.flag_at} release, align 1")
-        kept = f.and_(at.cached, f.icmp("ne", f.load("i8", at.count_at), f.const("i8", 0)))
+        kept = f.and_(at.cached, f.not_zero(f.load("i8", at.count_at)))
         with f.if_(kept):
             _sweep_page(f, port, at, first, back, drop)
     f.call_void("tgx_l2_unlock", cache)

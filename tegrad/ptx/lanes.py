@@ -72,7 +72,7 @@ class each_lane:
         f = self.f
         _, end = self.loop.__enter__()
         m = f.load("i32", self.slot)
-        f.leave(f.icmp("eq", m, f.const("i32", 0)), end)
+        f.leave(f.is_zero(m), end)
         f.store(f.and_(m, f.sub(m, f.const("i32", 1))), self.slot)
         return f.intr_flag("cttz", m, False)
 

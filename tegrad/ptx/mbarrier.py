@@ -46,7 +46,7 @@ def tgx_mbarrier_update(f: Fn, at: V, arrivals: V, tx: V, drops: V) -> V:
     expected = f.sub(_field(f, old, EXPECTED), f.cast("sext", drops, "i64"))
     signed = f.bin("ashr", f.bin("shl", old, f.const("i64", 43 - TX)), f.const("i64", 43))
     bytes_ = f.add(signed, f.cast("sext", tx, "i64"))
-    good = f.icmp("ne", f.and_(old, f.const("i64", 1 << VALID)), zero)
+    good = f.not_zero(f.and_(old, f.const("i64", 1 << VALID)))
     for count, limit in ((pending, MOST_COUNT), (expected, MOST_COUNT), (f.add(bytes_, most), 2 * MOST_COUNT)):
         good = f.and_(good, f.icmp("ule", count, f.const("i64", limit)))
     fine, wrong = f.name_of("fine"), f.name_of("wrong")
@@ -54,7 +54,7 @@ def tgx_mbarrier_update(f: Fn, at: V, arrivals: V, tx: V, drops: V) -> V:
     f.label(wrong)
     f.ret(zero)
     f.label(fine)
-    over = f.and_(f.icmp("eq", pending, zero), f.icmp("eq", bytes_, zero))
+    over = f.and_(f.is_zero(pending), f.is_zero(bytes_))
     new = f.or_(f.select(over, expected, pending), f.bin("shl", expected, f.const("i64", EXPECTED)))
     new = f.or_(new, f.bin("shl", f.and_(bytes_, f.const("i64", (1 << 21) - 1)), f.const("i64", TX)))
     phase = f.xor(f.and_(old, f.const("i64", 1 << PHASE)), f.select(over, f.const("i64", 1 << PHASE), zero))
@@ -77,7 +77,7 @@ class Objects:
         self.frame, self.addr, self.base, self.mask, self.info, self.pc = given
         self.shared = f.load("i64", self.frame, Frame.SHARED)
         self.size = f.resize(f.load("i32", launch_of(f, self.frame), Launch.SHARED_SIZE), "i64", False)
-        with f.if_(f.icmp("ne", f.load("i32", self.frame, Frame.FAULTED), f.const("i32", 0)), False):
+        with f.if_(f.not_zero(f.load("i32", self.frame, Frame.FAULTED)), False):
             f.ret(empty)
 
     def fault(self, bad: V, lane: V, info: V) -> None:
@@ -94,7 +94,7 @@ class Objects:
         """The offset of a lane's object in shared memory, and the object; faults where it cannot be one."""
         f = self.f
         offset = f.sub(f.extract(self.addr, lane), self.base)
-        odd = f.icmp("ne", f.and_(offset, f.const("i64", 7)), f.const("i64", 0))
+        odd = f.not_zero(f.and_(offset, f.const("i64", 7)))
         # Offsets are far below 2^63, so that one before shared memory is beyond it.
         self.fault(f.or_(odd, f.icmp("uge", offset, f.and_(self.size, f.const("i64", -8)))), lane, self.info)
         return offset, f.op("ptr", 1, f"inttoptr {f.add(offset, self.shared)} to ptr", pure=False)
@@ -114,7 +114,7 @@ def tgx_mbarrier_arrive(f: Fn, *given: V) -> V:
     with each_lane(f, o.mask) as lane:
         _, at = o.place(lane)
         old = f.call("tgx_mbarrier_update", "i64", 1, at, *(f.extract(m, lane) for m in given[-3:]))
-        o.illegal(f.icmp("eq", old, f.const("i64", 0)), lane)
+        o.illegal(f.is_zero(old), lane)
         f.store(f.insert(f.load("i64", out, 0, LANES, 64), old, lane), out, 0, 64)
     return f.load("i64", out, 0, LANES, 64)
 
@@ -144,11 +144,11 @@ def tgx_mbarrier_test(f: Fn, *given: V) -> V:
 
     def over(at: V, phase: V) -> V:
         now = f.cast("trunc", f.bin("lshr", f.load("i64", at), f.const("i64", PHASE)), "i32")
-        return f.icmp("ne", f.and_(f.xor(now, phase), f.const("i32", 1)), zero)
+        return f.not_zero(f.and_(f.xor(now, phase), f.const("i32", 1)))
 
     with each_lane(f, o.mask) as lane:
         offset, at = o.place(lane)
-        o.illegal(f.icmp("eq", f.and_(f.load("i64", at), f.const("i64", 1 << VALID)), f.const("i64", 0)), lane)
+        o.illegal(f.is_zero(f.and_(f.load("i64", at), f.const("i64", 1 << VALID))), lane)
         phase = f.extract(phases, lane)
         with f.if_(f.not_(over(at, phase)), False):
             f.call_void("tgx_async_land", o.frame, f.cast("trunc", offset, "i32"))
@@ -201,7 +201,7 @@ def _wait(e: Asynchronous, ins: Ins) -> None:
     asked = f.and_(lanes, f.sub(f.const("i32", 0), lanes)) if same else lanes
     done = f.call("tgx_mbarrier_test", "i32", 1, e.frame, f.splat(where, LANES), base, asked, info,
                   f.const("i32", e.pc), f.splat(wanted, LANES))  # fmt: skip
-    e.write(target, f.icmp("ne", done, f.const("i32", 0)) if same else f.mask_vec(done), PRED, ins)
+    e.write(target, f.not_zero(done) if same else f.mask_vec(done), PRED, ins)
 
 
 def _age(ins: Ins, op: str) -> int:

@@ -33,7 +33,7 @@ def tgx_stopped(f: Fn, launch: V) -> V:
     """Whether the launch has faulted or was aborted."""
     state = f.op("i32", 1, f"load atomic i32, {f.gep(launch, Launch.FAULT_STATE)} monotonic, align 4", pure=False)
     abort = f.and_(_requests(f, launch), f.const("i32", Flag.ABORT))
-    return f.icmp("ne", f.or_(state, abort), f.const("i32", 0))
+    return f.not_zero(f.or_(state, abort))
 
 
 def _requests(f: Fn, launch: V) -> V:
@@ -51,12 +51,11 @@ def _count(f: Fn, launch: V, by: int) -> None:
 @function("void", "ptr launch, i32 mask", "noinline")
 def tgx_hold(f: Fn, launch: V, mask: V) -> None:
     """Sleep while the flag has a bit of the mask and no abort; not counted as running then."""
-    zero = f.const("i32", 0)
     _count(f, launch, -1)
     with f.loop() as (_, end):
         bits = _requests(f, launch)
-        f.leave(f.icmp("eq", f.and_(bits, mask), zero), end)
-        f.leave(f.icmp("ne", f.and_(bits, f.const("i32", Flag.ABORT)), zero), end)
+        f.leave(f.is_zero(f.and_(bits, mask)), end)
+        f.leave(f.not_zero(f.and_(bits, f.const("i32", Flag.ABORT))), end)
         f.call("usleep", "i32", 1, f.const("i32", NAP_US))
     _count(f, launch, 1)
 
@@ -113,10 +112,10 @@ def tgx_init_cta(f: Fn, launch: V, slot: V, cta: V, counts: V) -> None:
 def _settle(f: Fn, launch: V, slot: V, why: int, progress: V | None = None) -> None:
     """Tell a CTA's bulk copies that it begins, cannot go on or ends, in a launch that has some (`bulk`)."""
     settle = f.load("ptr", launch, Launch.SETTLE)
-    with f.if_(f.icmp("ne", settle, f.const("ptr", 0)), False):
+    with f.if_(f.not_zero(settle), False):
         landed = f.op("i32", 1, f"call i32 {settle.ref}({launch}, {slot}, {f.const('i32', why)})", pure=False)
         if progress is not None:
-            f.store(f.icmp("ne", landed, f.const("i32", 0)), progress)
+            f.store(f.not_zero(landed), progress)
 
 
 def _thread_ids(f: Fn, launch: V, frame: V, w: V) -> None:
@@ -128,7 +127,7 @@ def _thread_ids(f: Fn, launch: V, frame: V, w: V) -> None:
     zero = f.const("i32", 0, LANES)
     f.store(zero, frame, Frame.TID + 128, 64)
     f.store(zero, frame, Frame.TID + 256, 64)
-    with f.if_(f.xor(flat, f.const("i1", 1))):
+    with f.if_(f.not_(flat)):
         row = f.bin("udiv", linear, bx)
         f.store(f.bin("urem", linear, bx), frame, Frame.TID, 64)
         f.store(f.bin("urem", row, by), frame, Frame.TID + 128, 64)
@@ -147,12 +146,12 @@ def tgx_release(f: Fn, launch: V, slot: V) -> V:
     frame_size = f.load("i64", launch, Launch.FRAME_SIZE)
     with f.loop() as (_, end):
         bits = f.load("i32", pending)
-        f.leave(f.icmp("eq", bits, zero), end)
+        f.leave(f.is_zero(bits), end)
         f.store(f.and_(bits, f.sub(bits, f.const("i32", 1))), pending)
         k = f.intr_flag("cttz", bits, False)
         at = f.gep(slot, f.resize(f.mul(k, f.const("i32", 4)), "i64", False))
         want = f.load("i32", at, Slot.EXPECTED)
-        want = f.select(f.icmp("eq", want, zero), f.load("i32", slot, Slot.LIVE_THREADS), want)
+        want = f.select(f.is_zero(want), f.load("i32", slot, Slot.LIVE_THREADS), want)
         with f.if_(f.icmp("uge", f.load("i32", at, Slot.ARRIVED), want)):
             f.store(f.const("i1", 1), opened)
             f.store(zero, at, Slot.ARRIVED)
@@ -166,7 +165,7 @@ def tgx_release(f: Fn, launch: V, slot: V) -> V:
                 f.store(zero, mine, Frame.BAR_MASK)
                 f.store(f.and_(f.load("i32", frame, Frame.BLOCKED), f.not_(lanes)), frame, Frame.BLOCKED)
                 state = f.load("i32", frame, Frame.STATE)
-                wake = f.and_(f.icmp("eq", state, f.const("i32", WarpState.WAITING)), f.icmp("ne", lanes, zero))
+                wake = f.and_(f.icmp("eq", state, f.const("i32", WarpState.WAITING)), f.not_zero(lanes))
                 f.store(f.select(wake, f.const("i32", WarpState.READY), state), frame, Frame.STATE)
     return f.load("i1", opened)
 
@@ -182,7 +181,7 @@ def _run_cta(module: Module) -> None:
     progress = f.alloca("i1")
     # With a seed a warp may stand still while others run, in kernels with mbarriers.
     seed, settle = f.load("i32", launch, Launch.SEED), f.load("ptr", launch, Launch.SETTLE)
-    draws = f.and_(f.icmp("ne", seed, f.const("i32", 0)), f.icmp("ne", settle, f.const("ptr", 0)))
+    draws = f.and_(f.not_zero(seed), f.not_zero(settle))
     with f.loop() as _:
         f.store(f.const("i1", 0), progress)
         with f.if_(draws, False):
@@ -195,12 +194,12 @@ def _run_cta(module: Module) -> None:
         stop = f.call("tgx_stopped", "i1", 1, launch)
         with f.if_(stop):
             f.ret(f.const("i32", 2))
-        with f.if_(f.icmp("eq", f.load("i32", slot, Slot.LIVE_WARPS), f.const("i32", 0))):
+        with f.if_(f.is_zero(f.load("i32", slot, Slot.LIVE_WARPS))):
             _settle(f, launch, slot, END)
             f.ret(f.const("i32", 0))
-        with f.if_(f.xor(f.load("i1", progress), f.const("i1", 1))):
+        with f.if_(f.not_(f.load("i1", progress))):
             _settle(f, launch, slot, ON, progress)
-        with f.if_(f.xor(f.load("i1", progress), f.const("i1", 1))):
+        with f.if_(f.not_(f.load("i1", progress))):
             stuck = f.call("tgx_stuck", "i1", 1, f.gep(slot, Slot.FRAMES), frame_size, warps)
             f.ret(f.select(stuck, f.const("i32", 2), f.const("i32", 1)))
     f.do("unreachable")
@@ -210,7 +209,7 @@ def _run_cta(module: Module) -> None:
 def _give_way(f: Fn, launch: V) -> None:
     """Sleep here if the launch is asked to give way at once."""
     now = f.const("i32", Flag.PAUSE)
-    with f.if_(f.icmp("ne", f.and_(_requests(f, launch), now), f.const("i32", 0)), False):
+    with f.if_(f.not_zero(f.and_(_requests(f, launch), now)), False):
         f.call_void("tgx_hold", launch, now)
 
 
@@ -227,7 +226,7 @@ def _run_warp(f: Fn, launch: V, slot: V, frame: V, warp_fn: V, progress: V) -> N
         f.store(state, frame, Frame.STATE)
         left = f.sub(f.load("i32", slot, Slot.LIVE_WARPS), f.resize(done, "i32", False))
         f.store(left, slot, Slot.LIVE_WARPS)
-    with f.if_(f.icmp("ne", f.load("i32", slot, Slot.PENDING), f.const("i32", 0))):
+    with f.if_(f.not_zero(f.load("i32", slot, Slot.PENDING))):
         opened = f.call("tgx_release", "i1", 1, launch, slot)
         f.store(f.or_(f.load("i1", progress), opened), progress)
 
@@ -248,24 +247,24 @@ def tgx_worker(f: Fn, launch: V, worker: V) -> None:
         f.leave(f.call("tgx_stopped", "i1", 1, launch), end)
         # Asked to give way between CTAs: start no new one, and sleep when no resident one is left.
         full = f.const("i32", Flag.PAUSE_CTA)
-        closed = f.icmp("ne", f.and_(_requests(f, launch), full), zero)
-        with f.if_(f.and_(closed, f.icmp("eq", f.load("i32", resident), zero)), False):
+        closed = f.not_zero(f.and_(_requests(f, launch), full))
+        with f.if_(f.and_(closed, f.is_zero(f.load("i32", resident))), False):
             f.call_void("tgx_hold", launch, full)
             f.br(head)
         shut = f.or_(f.load("i32", dry), f.resize(closed, "i32", False))
         cur = f.load("i32", current)
         with f.if_(f.icmp("uge", cur, f.load("i32", high))):
             # Past the used slots: open a new one while there are CTAs left, else start over.
-            more = f.and_(f.icmp("ult", cur, count), f.icmp("eq", shut, zero))
+            more = f.and_(f.icmp("ult", cur, count), f.is_zero(shut))
             with f.if_(more):
                 f.store(f.add(cur, one), high)
                 f.store(zero, _mad64(f, slots, cur, stride), Slot.STATE)
-            with f.if_(f.xor(more, f.const("i1", 1))):
+            with f.if_(f.not_(more)):
                 f.store(zero, current)
                 f.br(head)
         slot = _mad64(f, slots, cur, stride)
-        with f.if_(f.icmp("eq", f.load("i32", slot, Slot.STATE), zero)):
-            with f.if_(f.icmp("eq", shut, zero)):
+        with f.if_(f.is_zero(f.load("i32", slot, Slot.STATE))):
+            with f.if_(f.is_zero(shut)):
                 next_cta = f.gep(launch, Launch.NEXT_CTA)
                 cta = f.op("i64", 1, f"atomicrmw add {next_cta}, i64 1 monotonic, align 8", pure=False)
                 got = f.icmp("ult", cta, total)
@@ -273,13 +272,13 @@ def tgx_worker(f: Fn, launch: V, worker: V) -> None:
                     f.call_void("tgx_init_cta", launch, slot, cta, counts)
                     f.store(f.add(f.load("i32", resident), one), resident)
                 f.store(f.select(got, zero, one), dry)
-            with f.if_(f.icmp("eq", f.load("i32", slot, Slot.STATE), zero)):
-                f.leave(f.icmp("eq", f.load("i32", resident), zero), end)
+            with f.if_(f.is_zero(f.load("i32", slot, Slot.STATE))):
+                f.leave(f.is_zero(f.load("i32", resident)), end)
                 f.store(f.add(cur, one), current)
                 f.br(head)
         status = f.call("tgx_run_cta", "i32", 1, launch, slot)
         f.leave(f.icmp("eq", status, f.const("i32", 2)), end)
-        with f.if_(f.icmp("eq", status, zero)):
+        with f.if_(f.is_zero(status)):
             f.store(zero, slot, Slot.STATE)
             f.store(f.sub(f.load("i32", resident), one), resident)
         with f.if_(f.icmp("eq", status, one)):

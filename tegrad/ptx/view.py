@@ -92,7 +92,7 @@ def tgx_view(f: Fn, frame: V, view: V, addr: V, mask: V, low: V, size: V) -> Non
     first = f.extract(addr, 0)
     stride = f.sub(f.extract(addr, 1), first)
     even = f.add(f.splat(first, LANES), f.mul(f.iota("i64", LANES), f.splat(stride, LANES)))
-    equal = f.icmp("eq", f.mask_bits(f.icmp("ne", addr, even)), f.const("i32", 0))
+    equal = f.is_zero(f.mask_bits(f.icmp("ne", addr, even)))
     regular = f.and_(equal, f.icmp("eq", mask, f.const("i32", ALL_LANES)))
     f.store(f.extract(host, 0), view, View.START)
     f.store(f.select(regular, stride, f.like(stride, NO_STRIDE)), view, View.STRIDE)
@@ -101,7 +101,7 @@ def tgx_view(f: Fn, frame: V, view: V, addr: V, mask: V, low: V, size: V) -> Non
     f.store(f.intr("umin", first, end), bottom)
     f.store(f.intr("umax", first, end), top)
     f.store(f.or_(first, stride), bits)
-    with f.if_(f.xor(regular, f.const("i1", 1))):
+    with f.if_(f.not_(regular)):
         f.store(check.reduce("umin", f.select(active, addr, f.like(addr, -1))), bottom)
         f.store(check.reduce("umax", f.select(active, addr, f.like(addr, 0))), top)
         f.store(check.reduce("or", f.select(active, addr, f.like(addr, 0))), bits)
@@ -110,10 +110,10 @@ def tgx_view(f: Fn, frame: V, view: V, addr: V, mask: V, low: V, size: V) -> Non
     highest = f.add(f.load("i64", top), f.add(low, f.sub(size, f.like(size, 1))))
     can = f.alloca("i32")
     f.store(f.select(check.inside(lowest, highest), f.const("i32", 3), f.const("i32", 0)), can)
-    idle = f.icmp("eq", mask, f.const("i32", 0))
-    with f.if_(f.or_(idle, f.icmp("ne", f.load("i32", frame, Frame.FAULTED), f.const("i32", 0))), False):
+    idle = f.is_zero(mask)
+    with f.if_(f.or_(idle, f.not_zero(f.load("i32", frame, Frame.FAULTED))), False):
         f.store(f.const("i32", 0), can)
-    ask = f.and_(f.icmp("ne", f.load("i32", can), f.const("i32", 0)), f.icmp("ne", check.pages, f.const("ptr", 0)))
+    ask = f.and_(f.not_zero(f.load("i32", can)), f.not_zero(check.pages))
     with f.if_(ask):
         f.store(f.and_(f.load("i32", can), check.span(lowest, highest)), can)
     f.store(f.load("i32", can), view, View.CAN)
@@ -134,11 +134,8 @@ def emit_access(module: Module, name: str) -> None:
     frame, view, mask, off, pc = moved.where
     low_bits = f.or_(f.load("i32", view, View.BITS), f.cast("trunc", off, "i32"))
     flag = f.and_(f.load("i32", view, View.CAN), f.const("i32", shape.flag))
-    good = f.and_(
-        f.icmp("ne", flag, f.const("i32", 0)),
-        f.icmp("eq", f.and_(low_bits, f.const("i32", shape.step - 1)), f.const("i32", 0)),
-    )
-    good = f.and_(good, f.icmp("eq", f.load("i32", frame, Frame.FAULTED), f.const("i32", 0)))
+    good = f.and_(f.not_zero(flag), f.is_zero(f.and_(low_bits, f.const("i32", shape.step - 1))))
+    good = f.and_(good, f.is_zero(f.load("i32", frame, Frame.FAULTED)))
     fast, slow, row, other = (f.name_of(h) for h in ("fast", "slow", "row", "other"))
     f.condbr(good, fast, slow, True)
     f.label(fast)
@@ -155,7 +152,7 @@ def emit_access(module: Module, name: str) -> None:
     f.label(other)
     if not store:
         one, apart = f.name_of("one"), f.name_of("apart")
-        f.condbr(f.icmp("eq", stride, f.const("i64", 0)), one, apart)
+        f.condbr(f.is_zero(stride), one, apart)
         f.label(one)
         p = f.pointer(f.add(f.load("i64", view, View.START), off))
         moved.give(last_first(f, n, lambda i: f.splat(f.load(shape.el, p, i * bits // 8, once=True), LANES)))

@@ -111,7 +111,7 @@ def _strides(f: Fn, descriptor: V, transposed: bool) -> tuple[V, V, V]:
     for value, bits in MASKS.items():
         mask = f.select(f.icmp("eq", mode, f.const("i32", value)), f.const("i32", bits), mask)
     row = f.mul(f.add(mask, f.const("i32", 1)), f.const("i32", 16))
-    plain = f.icmp("eq", mode, f.const("i32", 0))
+    plain = f.is_zero(mode)
     step = f.const("i32", 16) if transposed else f.select(plain, _field(f, descriptor, 16), f.const("i32", 16))
     return row, step, mask
 
@@ -137,7 +137,7 @@ def _places(f: Fn, descriptor: V, octet: V, transposed: bool) -> V:
     else:
         # Rows of a swizzled pattern are as wide as the swizzle; without one, the two distances change places.
         wide = f.add(mask, one)
-        plain = f.icmp("eq", mask, f.const("i32", 0))
+        plain = f.is_zero(mask)
         across, down = f.select(plain, stride, lead), f.select(plain, lead, stride)
         first = f.add(start, f.mul(f.and_(octet, mask), f.const("i32", 16)))
         first = f.add(first, f.mul(f.bin("udiv", octet, wide), across))
@@ -165,9 +165,9 @@ def emit_octet(module: Module, name: str) -> None:
     _, _, mask = _strides(f, descriptor, False)
     phase = f.and_(f.bin("lshr", _field(f, descriptor, 0), f.const("i32", 7)), mask)
     offset = f.and_(f.bin("lshr", descriptor, f.const("i64", 49)), f.const("i64", 7))
-    known = f.and_(f.icmp("eq", phase, f.const("i32", 0)), f.icmp("eq", offset, f.const("i64", 0)))
+    known = f.and_(f.is_zero(phase), f.is_zero(offset))
     for good, info in ((known, fault_info(0, Access.ILLEGAL, 0)), (inside, fault_info(Space.SHARED, Access.READ, 1))):
-        with f.if_(f.xor(good, f.const("i1", 1)), False):
+        with f.if_(f.not_(good), False):
             where = f.resize(high, "i64", False)
             f.call_void("tgx_fault", frame, where, f.const("i32", 0), f.const("i32", info), pc)
             f.ret(f.const("i1", 0))
@@ -255,7 +255,7 @@ def emit_product(module: Module, name: str) -> None:
         sign = f.bin("shl", f.and_(flags, f.const("i32", NEGATE)), f.const("i32", 30))
         for i in range(2 * form.k):
             f.store(f.xor(f.load("i32", rows, REGISTER_BYTES * i, LANES, 64), sign), rows, REGISTER_BYTES * i, 64)
-    keep = f.icmp("ne", f.and_(flags, f.const("i32", ADD)), f.const("i32", 0))
+    keep = f.not_zero(f.and_(flags, f.const("i32", ADD)))
     sums, b = f.load("ptr", entry, SUMS), f.load("i64", entry, B)
     with f.for_(f.load("i32", entry, OCTETS)) as octet:
         good = f.call(octet_name(form.b, form.b_at), "i1", 1, frame, b, octet, columns, pc)
@@ -267,7 +267,7 @@ def emit_product(module: Module, name: str) -> None:
 
 
 def _or_leave(f: Fn, good: V) -> None:
-    with f.if_(f.xor(good, f.const("i1", 1)), False):
+    with f.if_(f.not_(good), False):
         f.ret()
         f.label(f.name_of("never"))
 
@@ -307,7 +307,7 @@ def tgx_wgmma_land(f: Fn, frame: V, queue: V) -> None:
     """Run the oldest product."""
     head = f.load("i32", queue, HEAD)
     entry = _entry(f, queue, head)
-    with f.if_(f.icmp("eq", f.load("i32", frame, Frame.FAULTED), f.const("i32", 0))):
+    with f.if_(f.is_zero(f.load("i32", frame, Frame.FAULTED))):
         f.do(f"call void {f.load('ptr', entry, CODE).ref}({frame}, {entry})")
     state, reads = f.load("ptr", entry, STATE), f.load("ptr", entry, READS)
     for words in (state, reads):
@@ -328,7 +328,7 @@ def tgx_wgmma_push(f: Fn, *given: V) -> V:
     last = f.or_(f.load("i32", frame, Frame.WARP), f.const("i32", 3))
     whole = f.icmp("ult", last, f.load("i32", launch_of(f, frame), Launch.WARPS))
     together = f.and_(whole, f.icmp("eq", lanes, f.const("i32", ALL_LANES)))
-    with f.if_(f.xor(together, f.const("i1", 1)), False):
+    with f.if_(f.not_(together), False):
         info = f.const("i32", fault_info(0, Access.ILLEGAL, 0))
         f.call_void("tgx_fault", frame, f.const("i64", 0), f.const("i32", 0), info, pc)
     with f.if_(f.icmp("eq", f.load("i32", queue, COUNT), f.const("i32", MOST_QUEUED))):
@@ -351,7 +351,7 @@ def tgx_wgmma_wait(f: Fn, frame: V, queue: V, keep: V) -> None:
     """Run all but the products of the newest `keep` groups; -1 also open ones."""
     limit = f.sub(f.load("i32", queue, GROUP), keep)
     with f.loop() as (_, end):
-        f.leave(f.icmp("eq", f.load("i32", queue, COUNT), f.const("i32", 0)), end)
+        f.leave(f.is_zero(f.load("i32", queue, COUNT)), end)
         entry = _entry(f, queue, f.load("i32", queue, HEAD))
         f.leave(f.icmp("sge", f.load("i32", entry, OF_GROUP), limit), end)
         f.call_void("tgx_wgmma_land", frame, queue)
@@ -365,7 +365,7 @@ def tgx_wgmma_soon(f: Fn, frame: V, queue: V) -> None:
         x = f.xor(x, f.bin(op, x, f.const("i32", by)))
     f.store(x, queue, RANDOM)
     hit = f.icmp("slt", f.mul(x, f.const("i32", HASH_FACTOR)), f.const("i32", 0))
-    with f.if_(f.and_(hit, f.icmp("ne", seen, f.const("i32", 0)))):
+    with f.if_(f.and_(hit, f.not_zero(seen))):
         f.call_void("tgx_wgmma_wait", frame, queue, f.const("i32", -1))
 
 
@@ -500,7 +500,7 @@ def begin(e: Products, ins: Ins) -> None:
     mixed = e.f.or_(
         e.f.xor(e.f.mul(seed, e.f.const("i32", HASH_FACTOR)), e.f.mul(own, e.f.const("i32", 2))), e.f.like(seed, 1)
     )
-    drawn = e.f.select(e.f.icmp("eq", seed, zero), zero, mixed)
+    drawn = e.f.select(e.f.is_zero(seed), zero, mixed)
     e.f.store(drawn, e.frame, room.queue + RANDOM)
     for i in range(len(room.lists + room.fragments)):
         e.f.store(zero, e.frame, room.state(i))
@@ -536,11 +536,11 @@ def _wait(e: Products, ins: Ins, keep: int, lists: list[int]) -> None:
     queue, zero = f.gep(e.frame, room.queue), f.const("i32", 0)
     f.call_void("tgx_wgmma_wait", e.frame, queue, f.const("i32", keep))
     spoilt = f.load("i32", queue, SPOILT)
-    wrong = f.const("i1", 1) if room.unseen else f.icmp("ne", spoilt, zero)
-    f.store(f.select(f.icmp("eq", f.load("i32", queue, COUNT), zero), zero, spoilt), queue, SPOILT)
+    wrong = f.const("i1", 1) if room.unseen else f.not_zero(spoilt)
+    f.store(f.select(f.is_zero(f.load("i32", queue, COUNT)), zero, spoilt), queue, SPOILT)
     for i in lists:
         left, ran = (f.load("i32", e.frame, room.state(i) + at) for at in (0, 4))
-        done = f.and_(f.icmp("eq", left, zero), f.icmp("ne", ran, zero))
+        done = f.and_(f.is_zero(left), f.not_zero(ran))
         f.store(f.select(done, zero, ran), e.frame, room.state(i) + 4)
         for at, number in enumerate(room.lists[i]):
             old = f.splat(f.bits(e.get(number), "i32"), LANES)
@@ -569,7 +569,7 @@ def _issue(e: Products, ins: Ins) -> None:
         f.function(form.name, "void", "ptr", "ptr"), sums, state, reads, left, _descriptor(e, ins.operands[2]),
         _flags(e, ins, rest), f.const("i32", octets), f.const("i32", e.pc), e.mask,
     ]  # fmt: skip
-    with f.if_(f.icmp("eq", busy, f.const("i32", 0))):
+    with f.if_(f.is_zero(busy)):
         for i, v in enumerate(held):
             f.store(v, sums, REGISTER_BYTES * i, 64)
     to = f.call("tgx_wgmma_push", "ptr", 1, e.frame, f.gep(e.frame, room.queue), *arguments)
