@@ -1,23 +1,19 @@
 """What it costs that a kernel waits for the one before it, for every form of the dependency (`nv/replay.py`).
 
-Each form runs in a process of its own, because some of them are guesses from the names of QMD fields: a guess may hang
-its channel. A form counts only where kernels that read what other blocks of the one before wrote come out right. Where
-they do not, it is tried again with kernels that wait for the one before by themselves (griddepcontrol).
-Times are the GPU's: the slope between recordings of different lengths, so that what surrounds them falls out.
+A form counts only where kernels that read what other blocks of the one before wrote come out right. Where they do not,
+it is tried again with kernels that wait for the one before by themselves (griddepcontrol). Other forms were tried and
+are wrong or slower: docs/notebook.md has them. Times are the GPU's: the slope between recordings of different lengths,
+so that what surrounds them falls out.
 
     tegrad bench dependencies              every form, a line each
-    tegrad bench dependencies chain idle   these, in one process
+    tegrad bench dependencies chain idle   these
 """
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
@@ -28,26 +24,10 @@ from tinygrad import Device
 
 import tegrad.nv
 from tegrad.bench.gpu import check_gpu
-from tegrad.hw.classes import HOST
-from tegrad.hw.gpfifo import semaphore
 from tegrad.llm.chips import kernels_of
 from tegrad.nv.compilers import compile_cuda
 from tegrad.nv.gpu import Gpu, Program
-from tegrad.nv.replay import (
-    AHEAD,
-    BARRIER,
-    CHAIN,
-    DEPENDENCIES,
-    GPU_MEMBAR,
-    LEAN,
-    SYSMEMBAR,
-    Dependency,
-    Launch,
-    Place,
-    latched,
-    lean,
-    wait_idle,
-)
+from tegrad.nv.replay import AHEAD, CHAIN, DEPENDENCIES, Dependency, Launch, latched, lean
 from tegrad.nv.spec import MemorySpec
 
 Row = TypeVar("Row")
@@ -112,61 +92,14 @@ LATE_CYCLES: Final = 4_000
 """Cycles by which a block of `gather` is late."""
 SPEC: Final = MemorySpec(cpu_access=True, nolru=True)
 PASSES: Final = 9
-TIMEOUT_S: Final = 60
-
-
-def _fields(**given: int) -> Any:
-    return lambda place: given
-
-
-def _signalled(place: Place) -> Mapping[str, int]:
-    """A release of the launch's number, from 1, into the scratch word."""
-    return {
-        "release0_enable": 1,
-        "release0_address_lower": place.scratch & 0xFFFFFFFF,
-        "release0_address_upper": place.scratch >> 32,
-        "release0_payload_lower": place.index + 1,
-        "release0_payload_upper": 0,
-    }
-
-
-def _acquired(place: Place) -> Sequence[int]:
-    # Equality: what the run before left is the number of its last launch, which none waits for.
-    return semaphore(HOST["SEM_EXECUTE"].pack(operation="ACQUIRE", payload_size="64BIT"), place.scratch, place.index)
-
-
-BARE: Final = {**LEAN, "invalidate_shader_data_cache": 0, "cwd_membar_type": 0}
-
-FORMS: Final[Mapping[str, Dependency]] = {
-    **DEPENDENCIES,
-    "chain-late": Dependency({**CHAIN, "prefetch": 0}, BARRIER),
-    "chain-count": Dependency(
-        {"action": 4, "prefetch": 1}, BARRIER, fields=lambda place: {"dependence_counter": int(place.index > 0)}
-    ),
-    "chain-lean-sysmembar": Dependency(CHAIN, fields=_fields(**LEAN, cwd_membar_type=SYSMEMBAR)),
-    "chain-gpu-membar": Dependency(CHAIN, BARRIER, fields=_fields(cwd_membar_type=GPU_MEMBAR)),
-    "chain-no-membar": Dependency(CHAIN, fields=_fields(**LEAN, cwd_membar_type=0)),
-    "chain-bare": Dependency(CHAIN, fields=_fields(**BARE)),
-    "idle-schedule": Dependency(between=wait_idle, fields=lean, action=2),
-    "idle-barrier": Dependency(start=BARRIER, between=lambda place: (*wait_idle(place), *BARRIER)),
-    "idle-bare": Dependency(between=wait_idle, fields=_fields(**BARE)),
-    "none": Dependency(fields=lean),
-}
-"""Forms for every chip. The bare ones and those without a membar need not be right; `none` orders nothing."""
 
 HOPPER: Final[Mapping[str, Dependency]] = {
-    "semaphore": Dependency(between=_acquired, fields=lambda place: {**lean(place), **_signalled(place)}),
     "chain-chasing": Dependency(CHAIN, fields=lambda place: {**lean(place), "cwd_membar_task_chasing_enable": 1}),
-    "chain-pre-exit": Dependency(CHAIN, fields=lambda place: {**lean(place), "pre_exit_at_last_cta_launch": 1}),
-    "chain-latch": Dependency(CHAIN, fields=partial(latched, pre_exit_at_last_cta_launch=1)),
     "chain-latch-program": AHEAD,
-    "latch": Dependency(fields=partial(latched, pre_exit_at_last_cta_launch=1)),
     "latch-program": Dependency(fields=partial(latched, enable_program_pre_exit=1)),
-    "latch-alone": Dependency(fields=latched),
 }
-"""Forms with fields that only version 4 has, and a release that the GPU resets by itself."""
-
-ALL_FORMS: Final = {**FORMS, **HOPPER}
+"""Forms with fields that only QMD version 4 has."""
+ALL_FORMS: Final = {**DEPENDENCIES, **HOPPER}
 
 
 @dataclass(frozen=True)
@@ -240,8 +173,7 @@ class Probe:
 
     def slope(self, form: Dependency, name: str, value: int = 0) -> float:
         """Microseconds that one more launch takes."""
-        short, long = (gpu_us(self.device, self.launches(name, count, value), form) for count in RECORDED_LAUNCHES)
-        return (long - short) / (RECORDED_LAUNCHES[1] - RECORDED_LAUNCHES[0])
+        return slope(self.device, self.launches(name, RECORDED_LAUNCHES[1], value), form, *RECORDED_LAUNCHES)
 
 
 def gpu_us(device: Gpu, launches: Sequence[Launch], form: Dependency) -> float:
@@ -249,6 +181,12 @@ def gpu_us(device: Gpu, launches: Sequence[Launch], form: Dependency) -> float:
     with device.record(launches, form) as recording:
         recording.wait(recording.run())
         return statistics.median(device.timed(recording.run) for _ in range(PASSES))
+
+
+def slope(device: Gpu, launches: Sequence[Launch], form: Dependency, few: int, many: int) -> float:
+    """Microseconds that one more launch takes: between recordings of the first `few` and of the first `many`."""
+    short, long = (gpu_us(device, launches[:count], form) for count in (few, many))
+    return (long - short) / (many - few)
 
 
 def _load(device: Gpu, name: str, waits: bool) -> Program:
@@ -283,7 +221,7 @@ def _cost(probe: Probe, form: str, dependency: Dependency) -> Cost:
 
 def forms(device_arch: str) -> list[str]:
     """The forms that a chip can try."""
-    return [*FORMS, *(HOPPER if kernels_of(device_arch).overlaps else ())]
+    return [*DEPENDENCIES, *(HOPPER if kernels_of(device_arch).overlaps else ())]
 
 
 @contextmanager
@@ -298,32 +236,8 @@ def opened() -> Iterator[Any]:
         device.close()
 
 
-def _in_process(form: str) -> list[dict[str, Any]]:
-    """A form's costs, measured in a process of its own; or what went wrong there."""
-    command = [sys.executable, "-m", "tegrad", "bench", "dependencies", form, "--json"]
-    try:
-        environment = {"HCQDEV_WAIT_TIMEOUT_MS": "3000", **os.environ}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        return [{"form": form, "error": f"did not end in {TIMEOUT_S} s"}]
-    with suppress(ValueError, IndexError):
-        found: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
-        return found
-    return [{"form": form, "error": (done.stderr.strip().splitlines() or ["no output"])[-1]}]
-
-
-def measure() -> Iterator[dict[str, Any]]:
-    """The costs of every form of this machine's chip, or the error of a form, as they come."""
-    with opened() as device:
-        names = forms(device.arch)
-    for form in names:
-        yield from _in_process(form)
-
-
 def line(row: Mapping[str, Any]) -> str:
     """A cost as a line of the table."""
-    if "error" in row:
-        return f"{row['form']:22} {row['error']}"
     dependency = "" if row["dependency_us"] is None else f"{row['dependency_us']:9.2f}"
     shape = f"{row['blocks']}x{row['threads']}"
     seen = "WRONG" if not row["right"] else "right" if row["constant"] else "nc WRONG"
@@ -331,16 +245,12 @@ def line(row: Mapping[str, Any]) -> str:
     return f"{row['form']:22} {shape:>8} {seen:15} {row['empty_us']:9.2f} {dependency}"
 
 
-def show(forms: Sequence[str], *, quiet: bool = False) -> list[dict[str, Any]]:
-    """Print the costs of forms unless `quiet`: those named, in this process; or all, each in its own. The rows."""
-
-    def named() -> Iterator[dict[str, Any]]:
-        with opened() as device:
-            for form, (blocks, threads) in product(forms, SHAPES):
-                yield asdict(cost(device, form, blocks or device.sm_count, threads))
-
-    rows = named() if forms else measure()
-    return list(rows) if quiet else printed(rows, line)
+def show(named: Sequence[str]) -> list[dict[str, Any]]:
+    """Print the costs of forms, of all that this machine's chip has unless some are named; the rows."""
+    with opened() as device:
+        tried = product(named or forms(device.arch), SHAPES)
+        rows = (asdict(cost(device, form, blocks or device.sm_count, threads)) for form, (blocks, threads) in tried)
+        return printed(rows, line)
 
 
 def printed(rows: Iterable[Row], line: Callable[[Row], str]) -> list[Row]:

@@ -160,7 +160,7 @@ def dependencies(
     from tegrad.bench.dependencies import ALL_FORMS, show
 
     _known("form", forms or (), ALL_FORMS)
-    _last(show(forms or (), quiet=json_), json_)
+    _last(show(forms or ()), json_)
 
 
 @app.command(epilog="tegrad bench decode decode-3b-q6k --plan one")

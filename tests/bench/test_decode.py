@@ -142,17 +142,17 @@ def test_a_way_of_choice_stands_in_the_command() -> None:
     way = decode.Ways("many", "chain-lean")
     assert way.command(target) == "tegrad bench decode decode-3b-q6k --plan many --dependency chain-lean"
     assert set(way.engine) == {"steps_per_submission", "plan", "dependency"}
-    assert set(decode.Ways("overlapped", "chain-pre-exit").engine) == {"steps_per_submission", "plan", "overlapped"}
+    assert set(decode.Ways("overlapped", "chain-latch-program").engine) == {"steps_per_submission", "plan", "overlapped"}
     assert decode.Ways(steps_per_submission=3).engine == {"steps_per_submission": 3}
     assert (
         decode.Ways(steps_per_submission=3).command(target)
         == "tegrad bench decode decode-3b-q6k --steps-per-submission 3"
     )
-    prompts = decode.Ways("overlapped", "chain-pre-exit", "wgmma")
+    prompts = decode.Ways("overlapped", "chain-latch-program", "wgmma")
     assert prompts.chunks == {
-        "pick": decode.PICKS["wgmma"], "dependency": decode.ALL_FORMS["chain-pre-exit"], "overlap": True,
+        "pick": decode.PICKS["wgmma"], "dependency": decode.ALL_FORMS["chain-latch-program"], "overlap": True,
     }  # fmt: skip
-    assert prompts.command(target).endswith("--plan overlapped --dependency chain-pre-exit --pick wgmma")
+    assert prompts.command(target).endswith("--plan overlapped --dependency chain-latch-program --pick wgmma")
     with pytest.raises(RecordError, match="overlapped needs a dependency"):
         decode.Ways("overlapped")
 

@@ -1,7 +1,5 @@
 """The forms of the dependency between two kernels: what they say they order they do order, and the figures come out."""
 
-import json
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -12,15 +10,15 @@ import pytest
 from tinygrad.device import BufferSpec
 
 from tegrad.bench import dependencies
-from tegrad.bench.dependencies import FORMS, HOPPER, Probe
+from tegrad.bench.dependencies import ALL_FORMS, HOPPER, Probe
 from tegrad.nv import replay
 from tegrad.nv.qmd import QMD
-from tegrad.nv.replay import Launch, Recording, up_to
+from tegrad.nv.replay import DEPENDENCIES, Launch, Recording, up_to
 
 pytestmark = pytest.mark.board
 
-UNORDERED = ("none", "latch", "latch-program", "latch-alone")
-"""Forms that leave it to the hardware's latches, which the board has not, or to nobody: right only by chance."""
+UNORDERED = ("latch-program",)
+"""Forms that leave it to the hardware's latches, which the board has not: right only by chance."""
 
 
 @pytest.fixture(params=["agx-orin-64gb:14GiB", "gh100"])
@@ -36,7 +34,7 @@ def racing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def test_every_form_that_orders_kernels_computes_what_they_should(racing: Any) -> None:
     probe = Probe(racing, 4, 64)
     for name in dependencies.forms(racing.arch):
-        form = {**FORMS, **HOPPER}[name]
+        form = ALL_FORMS[name]
         assert name in UNORDERED or probe.right(form, count=8, runs=3), name
         assert name in UNORDERED or probe.sees(form, "gather_constant", count=4, runs=2), name
     probe.close()
@@ -58,9 +56,9 @@ def test_a_launch_that_reads_what_a_cache_kept_is_noticed(
         made[2] = replace(made[2], buffers=(made[2].buffers[0], kept))
         return made
 
-    assert probe.sees(dependencies.FORMS["chain"], kernel, count=4, runs=1)
+    assert probe.sees(DEPENDENCIES["chain"], kernel, count=4, runs=1)
     monkeypatch.setattr(probe, "launches", launches)
-    assert not probe.sees(dependencies.FORMS["chain"], kernel, count=4, runs=1)
+    assert not probe.sees(DEPENDENCIES["chain"], kernel, count=4, runs=1)
     racing.allocator.free(kept, kept.size, BufferSpec(cpu_access=True, nolru=True))
     probe.close()
 
@@ -78,7 +76,7 @@ def test_a_form_that_orders_nothing_is_tried_with_kernels_that_wait(
         return probe.waits
 
     monkeypatch.setattr(Probe, "right", right)
-    found = dependencies.cost(racing, "latch-alone", 4, 64)
+    found = dependencies.cost(racing, "latch-program", 4, 64)
     assert (found.right, found.waits, asked) == (True, True, [False, True])
     with closing(Probe(racing, 4, 64, waits=True)) as probe:
         assert "griddepcontrol.wait" in probe.programs["shift"].lib.decode("latin1")
@@ -106,31 +104,8 @@ def test_a_form_for_the_first_launches_ends_before_the_others(racing: Any) -> No
 
 
 def test_only_hopper_tries_the_fields_that_only_it_has() -> None:
-    assert dependencies.forms("sm_87") == list(FORMS)
-    assert dependencies.forms("sm_90") == [*FORMS, *HOPPER]
-
-
-def test_what_goes_wrong_in_a_forms_process_is_its_row_within_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = {"form": "chain", "right": True}
-    said = {"none": ("", ""), "died": ("half a li", "a trace\nFault: an address\n"), "chain": (json.dumps([row]), "")}
-    waited: list[float] = []
-
-    def run(command: list[str], *, timeout: float, **how: Any) -> Any:
-        waited.append(timeout)
-        if command[-2] == "hangs":
-            raise subprocess.TimeoutExpired(command, timeout)
-        out, errors = said[command[-2]]
-        return subprocess.CompletedProcess(command, 1, f"a word before\n{out}\n" if out else "", errors)
-
-    monkeypatch.setattr(subprocess, "run", run)
-    assert dependencies._in_process("chain") == [row]
-    for form, error in (
-        ("none", "no output"),
-        ("died", "Fault: an address"),
-        ("hangs", f"did not end in {waited[0]} s"),
-    ):
-        assert dependencies._in_process(form) == [{"form": form, "error": error}]
-    assert max(waited) <= 60
+    assert dependencies.forms("sm_87") == list(DEPENDENCIES)
+    assert dependencies.forms("sm_90") == [*DEPENDENCIES, *HOPPER]
 
 
 def test_a_form_is_measured_and_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,4 +121,3 @@ def test_a_form_is_measured_and_printed(monkeypatch: pytest.MonkeyPatch, capsys:
     assert dependencies.line(row).split()[:3] == ["chain", "1x32", "right"]
     assert "nc WRONG" in dependencies.line({**row, "constant": False})
     assert "right, waits" in dependencies.line({**row, "waits": True})
-    assert dependencies.line({"form": "latch", "error": "did not end in 60 s"}).endswith("did not end in 60 s")
