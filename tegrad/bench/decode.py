@@ -22,11 +22,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,8 +33,8 @@ import numpy as np
 from tegrad.bench import grammar, graph, peers, serve
 from tegrad.bench.dependencies import ALL_FORMS, HOPPER, opened
 from tegrad.bench.figures import SAMPLE_TOKENS, SERVED, TARGETS, Target
-from tegrad.bench.gpu import board
-from tegrad.bench.limits import READ_BYTES, Limit, decode_limit, read_bandwidth
+from tegrad.bench.gpu import board, spawned
+from tegrad.bench.limits import Limit, decode_limit, read_bandwidth
 from tegrad.bench.models import provide
 from tegrad.bench.prefill import prompt, together
 from tegrad.bench.record import Record, RecordError, Side, make
@@ -230,7 +228,7 @@ def _decode(target: Target, path: Path, ways: Ways) -> Record:
             lambda: rates(engine, depth, expected, REPETITIONS),
             lambda: peers.decode(path, depth=depth, tokens=SAMPLE_TOKENS),
         )
-        limit = decode_limit(path, depth, read_bandwidth(device, READ_BYTES))
+        limit = decode_limit(path, depth, read_bandwidth(device))
     second = None if depth or ways.alone else _second(path)
     return _record(target, Side("tegrad", ways.command(target), ours), peer, limit, second)
 
@@ -396,9 +394,7 @@ def text(row: Line) -> str:
 def prepare(ids: Sequence[str]) -> None:
     """Write the models of figures that are not there yet, several at a time."""
     names = list(dict.fromkeys(TARGETS[id].model for id in ids))
-    with ProcessPoolExecutor(MAKER_PROCESSES, mp_context=get_context("spawn")) as pool:
-        for made in [pool.submit(provide, name) for name in names]:
-            made.result()
+    list(spawned(provide, [(name,) for name in names], MAKER_PROCESSES))
 
 
 def measured(ids: Sequence[str], ways: Ways) -> Iterator[tuple[Line, Record | None]]:

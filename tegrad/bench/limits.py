@@ -52,7 +52,7 @@ LOAD_BYTES: Final = 8 * 16
 THREADS_AND_BLOCKS: Final = ((256, 8), (256, 4), (512, 4), (512, 2), (1024, 2), (1024, 1))
 """Threads of a block, and blocks for each SM."""
 READ_BYTES: Final = 2 << 30
-"""Bytes to read for a figure: far more than any cache."""
+"""Far more than any cache."""
 PASSES: Final = 4
 """Launches of the longer recording; the shorter one has one."""
 
@@ -65,9 +65,9 @@ class Bandwidth:
     note: str
 
 
-def read_bandwidth(device: Gpu, size: int) -> Bandwidth:
-    """How fast `size` bytes of device memory are read, by the GPU's clock; the slope between one launch and several."""
-    spec = MemorySpec(nolru=True, role=roles.WEIGHTS)
+def read_bandwidth(device: Gpu) -> Bandwidth:
+    """How fast READ_BYTES of device memory are read, by the GPU's clock: the slope between one launch and several."""
+    spec, size = MemorySpec(nolru=True, role=roles.WEIGHTS), READ_BYTES
     buffer = device.allocate(size, spec)
     found = {}
     try:

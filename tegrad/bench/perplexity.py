@@ -9,12 +9,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
 from importlib.util import find_spec
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -22,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad import models as shipped
+from tegrad.bench.gpu import spawned
 from tegrad.bench.published import PUBLISHED
 from tegrad.bench.record import Record, RecordError, Side, make, now, replace_rows, source_digest
 from tegrad.llm.quality import negative_log_likelihood
@@ -104,10 +103,9 @@ def compare(path: Path, score: Score, texts: Sequence[Sequence[int]], threads: i
         raise RecordError("llama.cpp is missing: pip install cyllama")
     processes = max(1, min(threads, len(texts), MOST_MODEL_BYTES // path.stat().st_size))
     theirs = partial(_llama_cpp, path, max(map(len, texts)), threads // processes)
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        for text, peer in zip(texts, [pool.submit(theirs, text) for text in texts], strict=True):
-            ours = float(negative_log_likelihood(score(text)[:-1], text[1:]).mean())
-            yield Window(len(text) - 1, ours, peer.result())
+    for text, peer in zip(texts, spawned(theirs, [(text,) for text in texts], processes), strict=True):
+        ours = float(negative_log_likelihood(score(text)[:-1], text[1:]).mean())
+        yield Window(len(text) - 1, ours, peer)
 
 
 def _llama_cpp(path: Path, context: int, threads: int, text: Sequence[int]) -> float:

@@ -13,17 +13,16 @@ that what a recording costs falls out and the dependency between two steps does 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tegrad.bench import models, plans, products
+from tegrad.bench import limits, models, plans
 from tegrad.bench.dependencies import ALL_FORMS, gpu_us, opened, printed
+from tegrad.bench.gpu import spawned
 from tegrad.errors import TegradError
 from tegrad.hw.chips import CHIPS
 from tegrad.llm.cache import KvCache
@@ -237,10 +236,8 @@ def sweep(rig: Rig, start: Tuning) -> tuple[Tuning, float]:
 
 def compile_all(name: str, chip: str, depth: int, tunings: Sequence[Tuning]) -> None:
     """Compile the kernels of a sweep around a tuning, so that a GPU does not wait for compilers."""
-    context = get_context("spawn")
-    with ProcessPoolExecutor(mp_context=context) as pool:
-        for done in [pool.submit(_compile, name, chip, depth, tuning) for tuning in tunings]:
-            print(done.result(), flush=True)
+    for told in spawned(_compile, [(name, chip, depth, tuning) for tuning in tunings]):
+        print(told, flush=True)
 
 
 def _compile(name: str, chip: str, depth: int, tuning: Tuning) -> str:
@@ -270,7 +267,7 @@ def show(
         device = undo.enter_context(opened())
         rig = Rig(device, model, depth, ALL_FORMS[dependency])
         undo.callback(rig.close)
-        bandwidth = undo.enter_context(products.ProductBench(device, rig.dependency)).bandwidth()
+        bandwidth = limits.read_bandwidth(device).rate
         limit = rig.nbytes / bandwidth * 1e6
         us = measure(rig, tuning)
         if sweeping:

@@ -12,17 +12,19 @@ import contextlib
 import ctypes
 import mmap
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import groupby
 from typing import Any, Final, TypeAlias
+from unittest.mock import patch
 
 from tinygrad.device import BufferSpec, TinyELF
 from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
 
 from tegrad import ptx
-from tegrad.hw.chips import Chip
-from tegrad.llm import packing
+from tegrad.hw.chips import CHIPS, Chip
+from tegrad.llm import packing, programs
 from tegrad.llm.arch import Config
 from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
@@ -142,6 +144,13 @@ class DryDevice(GpuMethods):
 
     def check_usable(self) -> None:
         """It always is."""
+
+
+@contextlib.contextmanager
+def uncompiled(arch: str) -> Iterator[DryDevice]:
+    """A device of an architecture such as "sm_87" on which plans are laid out without their kernels' code."""
+    with patch.object(programs, "compile_kernel", lambda *_, **__: b""):
+        yield DryDevice(replace(CHIPS["gh100"], arch=arch))
 
 
 def matrices(made: PackedModel) -> list[PackedMatrix]:

@@ -15,21 +15,20 @@ the host to the last logits, or tokens, there.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import product as combinations
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tegrad.bench.dependencies import ALL_FORMS, gpu_us, opened, printed
-from tegrad.bench.models import SHAPES
-from tegrad.bench.products import KINDS
-from tegrad.llm import packed
+from tegrad.bench import models, plans
+from tegrad.bench.dependencies import ALL_FORMS, opened, printed
+from tegrad.bench.gpu import spawned
+from tegrad.bench.products import POSITIONS, Bench
 from tegrad.llm.arch import Config
 from tegrad.llm.chips import kernels_of
 from tegrad.llm.flash import Flash
@@ -48,11 +47,11 @@ from tegrad.llm.gemm import (
     blocks_held,
     pick_tile,
 )
+from tegrad.llm.network import Add, Gate
 from tegrad.llm.packing import packed_bytes
 from tegrad.llm.prefill import chunk_bytes
 from tegrad.llm.programs import Programs
-from tegrad.llm.rows import COUNT_AT
-from tegrad.llm.workspace import Workspace
+from tegrad.llm.rows import COUNT_AT, Rows
 from tegrad.nv.compilers import CompileFailed
 from tegrad.nv.gpu import Gpu
 from tegrad.nv.program import LaunchError
@@ -61,9 +60,6 @@ from tegrad.nv.replay import DEFAULT, Dependency, Launch
 if TYPE_CHECKING:
     from tegrad.llm.batch import Batch, Member
 
-ROTATION_BYTES: Final = 1200 << 20
-"""Bytes of weights that the launches go through: twenty times an H200's second-level cache."""
-FILLING_BYTES: Final = 64 << 20
 LEAST_LAUNCHES: Final = 12
 """Launches of the shorter recording, at least."""
 TOKENS: Final = (8, 32, 128, 512)
@@ -102,52 +98,45 @@ class Ways:
         return {"pick": self.pick, "dependency": self.dependency, "overlap": self.overlap}
 
 
-def gemms(config: Config, kind: BlockType) -> dict[str, tuple[Gemm, int]]:
-    """The products of a chunk or step of a model whose matrices are all of one kind, and how many of each it has.
+def gemms(
+    config: Config, formats: BlockType | plans.Formats, arch: str, tied: bool = True
+) -> Counter[tuple[str, Gemm]]:
+    """The products of a chunk or step of a model on a chip, as `Rows` has them, and how many of each it has.
 
-    They are those of `tegrad.llm.rows`; a test holds them equal. The logits are of batches: of a prompt, one row.
+    The logits are of batches: of a prompt, one row.
     """
-    arch, layers, rows = config.arch, config.layers, config.size("query+key+value")
-    qkv, every = arch.qkv[0].bias == "must", arch.attn_output.bias == "must"
-    gated, net = arch.gate is not None, config.network
-    add, cap = net.last_add.norm is None, net.logits.cap
-    last = Gemm(kind, config.vocab, config.dim, activation="none" if cap is None else "cap", cap=cap or 0.0)
-    return {
-        "qkv": (Gemm(kind, rows, config.dim, bias=qkv, stride=rows), layers),
-        "output": (Gemm(kind, config.dim, config.size("mixed"), add=add, bias=every), layers),
-        "gate": (Gemm(kind, config.ffn, config.dim, gated, arch.activation, True, bias=every), layers),
-        "down": (Gemm(kind, config.dim, config.ffn, add=add, bias=every), layers),
-        "logits": (last, 1),
-    }
+    noted: list[Gemm] = []
+
+    def pick(device: Gpu, gemm: Gemm, tokens: int) -> AnyTile:
+        noted.append(gemm)
+        return pick_tile(device, gemm, tokens)
+
+    roles: list[str] = []
+    with plans.uncompiled(arch) as device:
+        made = plans.model(config, formats, device, tied)
+        with Rows(made, SMALL_M, POSITIONS, pick) as rows:
+            for at, block in enumerate(rows.network.blocks):
+                rows.layer(at, SMALL_M, rows.x, lambda at, op: ())
+                roles += [*("qkv" for _ in made.layers[at].qkv), *(op.role for op in block if isinstance(op, Add | Gate))]
+            rows.logits(rows.x, SMALL_M, rows.x)
+    return Counter(zip([*roles, "logits"], noted, strict=True))
 
 
-class PrefillBench:
+class PrefillBench(Bench):
     """Weights and activations on an opened device. Use it in a `with`."""
 
     def __init__(self, device: Gpu, ways: Ways) -> None:
-        self.device, self.rotation, self._ways = device, ROTATION_BYTES, ways
-        self._workspace, self._programs = Workspace(device), Programs(device)
-
-    def __enter__(self) -> PrefillBench:
-        self.weights = self._workspace.take(self.rotation, packed.SPEC)
-        filling = np.random.default_rng(1).integers(0, 256, min(FILLING_BYTES, self.rotation), np.uint8)
-        for at in range(0, self.rotation, len(filling)):
-            part = filling[: min(len(filling), self.rotation - at)]
-            self.device.upload(self.weights.offset(at, len(part)), part.tobytes())
+        super().__init__(device, ways.dependency)
+        self._weights, self._programs, self._overlap = self.weights(), Programs(device), int(ways.overlap)
         self._zeros: dict[str, Any] = {}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._workspace.close()
 
     def us(self, gemm: Gemm, tile: AnyTile, tokens: int) -> float:
         """Microseconds that a launch of the product adds."""
         size = -(-packed_bytes(gemm.kind, gemm.rows, gemm.columns) // 256) * 256
         stride = size * (2 if gemm.gated else 1)
-        copies = max(1, self.rotation // stride)
-        count = max(LEAST_LAUNCHES, min(copies, 4 * LEAST_LAUNCHES))
-        launches = [self._launch(gemm, tile, tokens, at % copies * stride, size) for at in range(4 * count)]
-        return self._slope(launches, count)
+        return self.added_us(
+            lambda at: self._launch(gemm, tile, tokens, at, size), stride, LEAST_LAUNCHES, 4 * LEAST_LAUNCHES
+        )
 
     def row(self, model: str, role: str, gemm: Gemm, launches: int, tile: AnyTile, tokens: int) -> PrefillRow:
         """Measure a product."""
@@ -160,19 +149,17 @@ class PrefillBench:
         positions = depth + tokens
         flash = Flash(config.heads, config.kv_heads, config.head_dim, positions, q8)
         side = config.kv_heads * positions * config.head_dim * (1 if q8 else 2)
-        copies = max(1, self.rotation // 4 // side)
         width = 2 * tokens * config.heads * config.head_dim
         chunk = self._zero(f"chunk {depth}", 0, chunk_bytes(start=depth, count=tokens))
-        launches = []
-        for at in range(4 * LEAST_LAUNCHES):
-            first = at % copies * 4 * side
-            parts = [self.weights.offset(first + side * i, side) for i in range(4)]
-            launches.append(
-                flash.launch(self._programs, out=self._zero("y", width), q=self._zero("x", width), keys=parts[0],
-                             values=parts[1], key_scales=parts[2], value_scales=parts[3], chunk=chunk, tokens=tokens,
-                             overlap=int(self._ways.overlap))
+
+        def launch(first: int) -> Launch:
+            parts = [self._weights.offset(first + side * i, side) for i in range(4)]
+            return flash.launch(
+                self._programs, out=self._zero("y", width), q=self._zero("x", width), keys=parts[0], values=parts[1],
+                key_scales=parts[2], value_scales=parts[3], chunk=chunk, tokens=tokens, overlap=self._overlap,
             )  # fmt: skip
-        us = self._slope(launches, LEAST_LAUNCHES)
+
+        us = self.added_us(launch, 4 * side, LEAST_LAUNCHES, LEAST_LAUNCHES)
         pairs = tokens * depth + tokens * (tokens + 1) // 2
         flops = 4 * config.heads * config.head_dim * pairs
         form = f"{flash.warps}w tile {flash.tile} at {depth}{' q8_0' if q8 else ''}"
@@ -180,27 +167,22 @@ class PrefillBench:
             model, "attention", tokens, form, config.layers, 2 * side, us, flops / us / 1e6, 2 * side / us / 1e3
         )
 
-    def _slope(self, launches: list[Launch], count: int) -> float:
-        """Microseconds of a launch, from the first `count` and all 4 `count` of them."""
-        short, long = (gpu_us(self.device, launches[:length], self._ways.dependency) for length in (count, 4 * count))
-        return (long - short) / (3 * count)
-
     def _zero(self, name: str, size: int, data: bytes | None = None) -> Any:
         """A buffer of zeros for a purpose, at least as large as asked; or of these bytes."""
         if name not in self._zeros or self._zeros[name].size < size:
-            self._zeros[name] = self._workspace.put(bytes(size) if data is None else data)
+            self._zeros[name] = self.workspace.put(bytes(size) if data is None else data)
         return self._zeros[name]
 
     def _launch(self, gemm: Gemm, tile: AnyTile, tokens: int, at: int, size: int) -> Launch:
         chunk = self._zero(f"count {tokens}", 0, chunk_bytes(count=tokens))
         operands = Operands(
             self._zero("y", 4 * tokens * gemm.rows), self._zero("x", 2 * tokens * gemm.columns),
-            self.weights.offset(at, size), chunk.offset(COUNT_AT, 4),
-            self.weights.offset(at + size, size) if gemm.gated else None, self._zero("bias", 8 * gemm.rows),
+            self._weights.offset(at, size), chunk.offset(COUNT_AT, 4),
+            self._weights.offset(at + size, size) if gemm.gated else None, self._zero("bias", 8 * gemm.rows),
             self._zero("scratch", max(16, tile.scratch_bytes(gemm, tokens))),
             self._zero("arrived", max(16, 4 * tile.counters(gemm, tokens))),
         )  # fmt: skip
-        return tile.launch(self._programs, gemm, operands, tokens, int(self._ways.overlap))
+        return tile.launch(self._programs, gemm, operands, tokens, self._overlap)
 
 
 # ---- tiles to try
@@ -314,9 +296,7 @@ def sweep(bench: PrefillBench, model: str, role: str, gemm: Gemm, launches: int,
     """All candidates of a product, the fastest first."""
     arch = bench.device.arch
     tiles = candidates(gemm, tokens, arch, int(bench.device.sm_count))
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        for made in [pool.submit(_compile, gemm, tile, tokens, arch) for tile in tiles]:
-            made.result()
+    list(spawned(_compile, [(gemm, tile, tokens, arch) for tile in tiles]))
     rows = []
     for tile in tiles:
         with suppress(CompileFailed, LaunchError):  # a tile that cannot be is none of the fastest
@@ -434,19 +414,17 @@ class Asked:
 def measured(bench: PrefillBench, asked: Asked) -> Iterator[PrefillRow]:
     """The rows that were asked for."""
     for model in asked.models:
-        shape, _, kind = model.rpartition("-")
-        config = SHAPES[shape].config
-        for tokens in asked.tokens:
-            for role, (gemm, launches) in gemms(config, KINDS[kind]).items():
-                if role == "logits" and tokens > SMALL_M:
-                    continue
-                if asked.sweep:
-                    yield from sweep(bench, model, role, gemm, launches, tokens)[: asked.sweep]
-                else:
-                    tile = asked.ways.pick(bench.device, gemm, tokens)
-                    yield bench.row(model, role, gemm, launches, tile, tokens)
+        shape, _ = models.parse(model)
+        found = gemms(shape.config, models.formats(model), bench.device.arch, shape.tied)
+        for tokens, ((role, gemm), launches) in combinations(asked.tokens, found.items()):
+            if role == "logits" and tokens > SMALL_M:
+                continue
+            if asked.sweep:
+                yield from sweep(bench, model, role, gemm, launches, tokens)[: asked.sweep]
+            else:
+                yield bench.row(model, role, gemm, launches, asked.ways.pick(bench.device, gemm, tokens), tokens)
         for depth in asked.depths:
-            yield bench.attention(model, config, max(asked.tokens), depth)
+            yield bench.attention(model, shape.config, max(asked.tokens), depth)
 
 
 def show(asked: Asked) -> list[dict[str, Any]]:

@@ -8,8 +8,8 @@
 
 Launches are those of the decode plan, in a recording of dependent ones that go through so many copies of the weights,
 or caches, that none is in the chip's cache when its turn comes again. A time is the GPU's, the slope between recordings
-of two lengths: what a launch adds to a step, its dependency included. The bandwidth is measured in the same process by
-a kernel that only reads. Attention at depth 0 reads nearly nothing: that is what the launch costs.
+of two lengths: what a launch adds to a step, its dependency included. The bandwidth is measured in the same process
+(`limits.read_bandwidth`). Attention at depth 0 reads nearly nothing: that is what the launch costs.
 
 Logits to sample from are drawn from a normal distribution, which is flatter than a model's: its top-p keeps thousands
 of tokens.
@@ -17,63 +17,48 @@ of tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import product as combinations
-from multiprocessing import get_context
 from typing import Any, Final, Self
 
 import numpy as np
 
-from tegrad.bench.dependencies import ALL_FORMS, gpu_us, opened, printed
+from tegrad.bench import limits, models, plans
+from tegrad.bench.dependencies import ALL_FORMS, gpu_us, opened, printed, slope
+from tegrad.bench.gpu import spawned
 from tegrad.bench.models import SHAPES
 from tegrad.hw.chips import by_arch
 from tegrad.llm.arch import Config
 from tegrad.llm.attention import BUFFERS, Attention
+from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import Role, Tuning
-from tegrad.llm.formats import BLOCK_TYPES, PLAIN, BlockType
+from tegrad.llm.formats import PLAIN, BlockType
 from tegrad.llm.launch_config import fit, launch_config
-from tegrad.llm.matvec import LaunchConfig, Part, Product
+from tegrad.llm.matvec import LaunchConfig, Product
+from tegrad.llm.packed import SPEC
 from tegrad.llm.packing import segments
+from tegrad.llm.plan import DecodePlan
 from tegrad.llm.sampling import Sampling, Settings
 from tegrad.llm.state import LOGITS_SPEC, States
+from tegrad.llm.workspace import Workspace
 from tegrad.nv import roles
-from tegrad.nv.compilers import CompileFailed, compile_cuda
-from tegrad.nv.gpu import Gpu
+from tegrad.nv.compilers import CompileFailed
+from tegrad.nv.gpu import Buffer, Gpu
 from tegrad.nv.program import LaunchError
 from tegrad.nv.replay import Dependency, Launch
 from tegrad.nv.spec import MemorySpec
 
-SPEC: Final = MemorySpec(nolru=True, role=roles.WEIGHTS)
 ROTATION_BYTES: Final = 1200 << 20
 """Bytes of weights that the launches go through: twenty times an H200's second-level cache."""
 LEAST_LAUNCHES: Final = 24
 """Launches of the shorter recording, at least."""
 FILLING_BYTES: Final = 64 << 20
 """Random bytes that are repeated in the weights."""
-READ_BYTES: Final = 4 << 30
-
-KINDS: Final[Mapping[str, BlockType]] = {kind.name.lower().replace("_k", "k"): kind for kind in BLOCK_TYPES.values()}
-"""By the name that ends a model's (`tegrad.bench.models`)."""
-
-READ: Final = """
-extern "C" __global__ void read(unsigned *out, const uint4 *from) {
-    const uint4 *mine = from + (long long)blockIdx.x * 4096 + threadIdx.x;
-    uint4 v[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(v[i].x), "=r"(v[i].y), "=r"(v[i].z), "=r"(v[i].w) : "l"(mine + 512 * i));
-    unsigned any = 0;
-#pragma unroll
-    for (int i = 0; i < 8; i++) any |= v[i].x & v[i].y & v[i].z & v[i].w;
-    if (any == 0x9e3779b9) out[0] = any;
-}
-"""
-"""64 KiB a block of 512 threads, every load issued before the first is used."""
-READ_BLOCK: Final = 65536
+VECTOR_BYTES: Final = 64 << 20
+"""Memory for all that launches read and write besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,116 +76,70 @@ class ProductRow:
     share: float
 
 
-def products(config: Config, kind: BlockType) -> dict[Role, tuple[Product, int]]:
-    """The products of a step of a model whose matrices are all of one kind, and how many of each a step has.
-
-    They are those of `tegrad.llm.plan` with the configurations of `tegrad.llm.launch_config`; a test holds them equal.
-    Where norms stand after blocks, those of the queries, keys and values are the second layer's.
-    """
-    arch, packed = config.arch, kind not in PLAIN
-    norm, net = arch.norm, config.network
-    apart, cap = net.last_add.norm is not None, net.logits.cap
-    sums = config.dim // 16 if packed and norm == "rms" else 0
-    biases = {"qkv": arch.qkv[0].bias == "must", "all": arch.attn_output.bias == "must"}
-
-    def normed(*rows: int, **more: Any) -> Product:
-        of_added = config.dim // 16 if more.get("joins") else sums
-        return Product(tuple(Part(kind, r) for r in rows), config.dim, norm, config.eps, of_added, **more)
-
-    def added(columns: int) -> Product:
-        parts = (Part(kind, config.dim),)
-        if apart:
-            return Product(parts, columns, bias=biases["all"], out_x=True, out_ss=True)
-        return Product(parts, columns, bias=biases["all"], residual=True, out_q=packed, out_norm=packed)
-
-    ffn = (config.ffn,) if arch.gate is None else (config.ffn, config.ffn)
-    inner: dict[str, Any] = {
-        "gated": arch.gate is not None,
-        "activation": arch.activation,
-        "out_q": packed,
-        "out_x": not packed,
-        "joins": apart,
-    }
-    last = normed(config.vocab, out_x=True, best=True, activation="none" if cap is None else "cap", cap=cap or 0.0)
-    if apart and packed:
-        last = replace(last, ss_parts=-(-config.dim // 32))
-    return {
-        "qkv": (normed(config.size("query+key+value"), bias=biases["qkv"], out_x=True, joins=apart), config.layers),
-        "output": (added(config.size("mixed")), config.layers),
-        "gate": (normed(*ffn, bias=biases["all"], **inner), config.layers),
-        "down": (added(config.ffn), config.layers),
-        "logits": (last, 1),
-    }
+def products(
+    config: Config, formats: BlockType | plans.Formats, arch: str, tied: bool = True
+) -> Counter[tuple[Role, Product]]:
+    """The products of a decode step of a model on a chip, as the plan has them, and how many of each it has."""
+    with plans.uncompiled(arch) as device:
+        made = plans.model(config, formats, device, tied)
+        with DecodePlan(made, States(device), KvCache(device, made.config, POSITIONS)) as plan:
+            return Counter(plan.products)
 
 
-class _Bench:
+POSITIONS: Final = 64
+"""Of a cache that no product depends on."""
+
+
+class Bench:
     """Memory on an opened device, and what one more launch takes. Use it in a `with`."""
 
-    spec: MemorySpec
-
     def __init__(self, device: Gpu, dependency: Dependency) -> None:
-        self.device, self._dependency = device, dependency
-        self._undo = ExitStack()
+        self.device, self.dependency = device, dependency
+        self.workspace = Workspace(device)
 
     def __enter__(self) -> Self:
-        try:
-            self._prepare()
-        except BaseException:
-            self._undo.close()
-            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._undo.close()
+        self.workspace.close()
 
-    def _prepare(self) -> None:
-        """Take the memory."""
-        raise NotImplementedError
-
-    def _alloc(self, size: int, filling: bytes = b"") -> Any:
-        """Memory with so many bytes of a filling again and again; as it is without one."""
-        buffer = self.device.allocate(size, self.spec)
-        self._undo.callback(self.device.release, buffer, self.spec)
-        for at in range(0, size if filling else 0, len(filling) or 1):
-            part = filling[: min(len(filling), size - at)]
+    def rotation(self, spec: MemorySpec, filling: bytes) -> Buffer:
+        """ROTATION_BYTES of memory with a filling again and again."""
+        buffer = self.workspace.take(ROTATION_BYTES, spec)
+        for at in range(0, ROTATION_BYTES, len(filling)):
+            part = filling[: ROTATION_BYTES - at]
             self.device.upload(buffer.offset(at, len(part)), part)
         return buffer
 
-    def _slope(self, launches: Sequence[Launch], count: int) -> float:
-        """Microseconds of a launch, from the first `count` and all 4 `count` of them."""
-        short, long = (gpu_us(self.device, launches[:length], self._dependency) for length in (count, 4 * count))
-        return (long - short) / (3 * count)
+    def weights(self) -> Buffer:
+        """The same with random bytes."""
+        size = min(FILLING_BYTES, ROTATION_BYTES)
+        return self.rotation(SPEC, np.random.default_rng(1).integers(0, 256, size, np.uint8).tobytes())
+
+    def added_us(self, launch: Callable[[int], Launch], stride: int, least: int, most: int) -> float:
+        """Microseconds that a launch adds, of those at every `stride` bytes of the rotation, again and again.
+
+        The shorter recording has `least` launches to `most`, the longer one four times as many.
+        """
+        copies = max(1, ROTATION_BYTES // stride)
+        count = max(least, min(copies, most))
+        launches = [launch(at % copies * stride) for at in range(4 * count)]
+        return slope(self.device, launches, self.dependency, count, 4 * count)
 
 
-class ProductBench(_Bench):
+class ProductBench(Bench):
     """Weights and vectors on an opened device; measures products."""
 
-    spec = SPEC
-
-    def _prepare(self) -> None:
-        self.rotation = ROTATION_BYTES
-        filling = np.random.default_rng(1).integers(0, 256, min(FILLING_BYTES, self.rotation), np.uint8)
-        self.weights, self.vectors = self._alloc(self.rotation, filling.tobytes()), self._alloc(64 << 20)
-
-    def bandwidth(self) -> float:
-        """Bytes per second of a kernel that only reads."""
-        size = READ_BYTES
-        program = self.device.load_program(compile_cuda(READ, self.device.arch), "read", buffers=2)
-        with ExitStack() as undo:
-            source = self.device.allocate(size, SPEC)
-            undo.callback(self.device.release, source, SPEC)
-            launch = Launch(program, (self.vectors, source), (size // READ_BLOCK, 1, 1), (512, 1, 1))
-            once, thrice = (gpu_us(self.device, [launch] * count, self._dependency) for count in (1, 3))
-        return 2 * size / (thrice - once) * 1e6
+    def __init__(self, device: Gpu, dependency: Dependency) -> None:
+        super().__init__(device, dependency)
+        self._weights, self._vectors = self.weights(), self.workspace.take(VECTOR_BYTES)
 
     def us(self, product: Product, cut: LaunchConfig) -> float:
         """Microseconds that a launch of the product adds."""
-        program = product.load(self.device, cut)
-        stride = sum(self._sizes(product))
-        copies = max(1, self.rotation // stride)
-        count = max(LEAST_LAUNCHES, min(copies, 2 * self.rotation // stride))
-        launches = [self._launch(program, product, cut, at % copies * stride) for at in range(4 * count)]
-        return self._slope(launches, count)
+        program, stride = product.load(self.device, cut), sum(self._sizes(product))
+        return self.added_us(
+            lambda at: self._launch(program, product, cut, at), stride, LEAST_LAUNCHES, ROTATION_BYTES
+        )
 
     def _sizes(self, product: Product) -> list[int]:
         """Bytes of each part's matrix, from one 256-byte dependency to the next."""
@@ -216,11 +155,11 @@ class ProductBench(_Bench):
         """A launch that reads the weights from `at` on. Vectors lie 1 MiB apart, and may hold anything."""
         places: dict[str, Any] = {}
         for index, size in enumerate(self._sizes(product)):
-            places[f"w{index}"] = self.weights.offset(at, size)
+            places[f"w{index}"] = self._weights.offset(at, size)
             at += size
         names = [name for name in product.arguments if name not in places]
-        room = self.vectors.size // len(names) // 256 * 256
-        places |= {name: self.vectors.offset(room * index, room) for index, name in enumerate(names)}
+        room = self._vectors.size // len(names) // 256 * 256
+        places |= {name: self._vectors.offset(room * index, room) for index, name in enumerate(names)}
         buffers = tuple(places[name] for name in product.arguments)
         return Launch(program, buffers, (product.grid(cut), 1, 1), (32 * cut.warps, 1, 1))
 
@@ -275,9 +214,7 @@ def sweep(
     """All candidates of a product, the fastest first."""
     arch = bench.device.arch
     cuts = candidates(product, arch)
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        for made in [pool.submit(_compile, product, cut, arch) for cut in cuts]:
-            made.result()
+    list(spawned(_compile, [(product, cut, arch) for cut in cuts]))
     rows = [bench.row(model, role, product, launches, cut, bandwidth) for cut in cuts]
     return sorted(rows, key=lambda row: row.us)
 
@@ -290,25 +227,33 @@ def line(row: ProductRow) -> str:
     return f"{row.model:12} {row.role:7} {cut:18} {size} {row.us:9.2f} us {row.gb_s:8.0f} GB/s {100 * row.share:5.1f}%"
 
 
-def measured(bench: ProductBench, models: Sequence[str], bandwidth: float, sweeping: int) -> Iterator[ProductRow]:
-    """The rows of models named SHAPE-KIND: one a product, or the best `sweeping` configurations of each."""
-    for model in models:
-        shape, _, kind = model.rpartition("-")
-        for role, (product, launches) in products(SHAPES[shape].config, KINDS[kind]).items():
+def measured(bench: ProductBench, names: Sequence[str], bandwidth: float, sweeping: int) -> Iterator[ProductRow]:
+    """The rows of models by name: one a product, or the best `sweeping` configurations of each."""
+    arch = bench.device.arch
+    for model in names:
+        shape, _ = models.parse(model)
+        found = products(shape.config, models.formats(model), arch, shape.tied)
+        for (role, product), launches in found.items():
             if sweeping:
                 yield from sweep(bench, model, role, product, launches, bandwidth)[:sweeping]
             else:
-                cut = launch_config(product, role, bench.device.arch)
-                yield bench.row(model, role, product, launches, cut, bandwidth)
+                yield bench.row(model, role, product, launches, launch_config(product, role, arch), bandwidth)
 
 
-def show_products(models: Sequence[str], sweeping: int, dependency: str) -> list[dict[str, Any]]:
+def read_bandwidth(device: Gpu) -> float:
+    """Print the bandwidth that shares are of; bytes per second."""
+    rate = limits.read_bandwidth(device).rate
+    print(f"read bandwidth {rate / 1e9:.0f} GB/s", flush=True)
+    return rate
+
+
+def show_products(names: Sequence[str], sweeping: int, dependency: str) -> list[dict[str, Any]]:
     """Print what the products of models cost on this machine's GPU; the rows."""
-    with opened() as device, ProductBench(device, ALL_FORMS[dependency]) as bench:
-        bandwidth = bench.bandwidth()
-        print(f"read bandwidth {bandwidth / 1e9:.0f} GB/s", flush=True)
-        rows = printed(measured(bench, models, bandwidth, sweeping), line)
-    for model in () if sweeping else models:
+    with opened() as device:
+        bandwidth = read_bandwidth(device)
+        with ProductBench(device, ALL_FORMS[dependency]) as bench:
+            rows = printed(measured(bench, names, bandwidth, sweeping), line)
+    for model in () if sweeping else names:
         us = sum(row.us * row.launches for row in rows if row.model == model)
         size = sum(row.bytes * row.launches for row in rows if row.model == model)
         print(f"{model:12} products of a step {us:9.1f} us, {size / 1e6:.1f} MB, {size / us / 1e3:.0f} GB/s")
@@ -367,51 +312,36 @@ def attention(config: Config, positions: int, cache: str, device: Gpu, sequences
     )  # fmt: skip
 
 
-class AttentionBench(_Bench):
+class AttentionBench(Bench):
     """Caches and vectors on an opened device."""
-
-    spec = CACHE_SPEC
 
     def __init__(self, device: Gpu, dependency: Dependency, sequences: int = 1) -> None:
         super().__init__(device, dependency)
-        self.sequences = sequences
-
-    def _prepare(self) -> None:
-        self.states = States(self.device, self.sequences)
-        self._undo.callback(self.states.close)
+        self.sequences, self.states = sequences, States(device, sequences)
+        self.workspace.callback(self.states.close)
         # As bytes they are small whole numbers; as halves, small too.
         filling = np.random.default_rng(1).standard_normal(min(CACHE_FILLING_BYTES, ROTATION_BYTES) // 2)
-        self.caches = self._alloc(ROTATION_BYTES, filling.astype(np.float16).tobytes())
-        self.scratch = self._alloc(64 << 20, bytes(CACHE_FILLING_BYTES))
+        self._caches = self.rotation(CACHE_SPEC, filling.astype(np.float16).tobytes())
+        self._scratch = self.workspace.put(bytes(VECTOR_BYTES))
 
     def us(self, at: Attention, depth: int) -> float:
         """Microseconds that a launch adds for a token of each sequence at position `depth`."""
         for slot in range(self.sequences):
             self.states.begin(slot, [0], depth, at.positions)
         program = at.load(self.device)
-        copies: int = max(1, self.caches.size // self._stride(at))
-        count = max(LEAST_LAUNCHES, copies)
-        launches = [self._launch(program, at, number % copies) for number in range(4 * count)]
-        return self._slope(launches, count)
+        stride = 2 * sum(at.cache_bytes)
+        return self.added_us(lambda begin: self._launch(program, at, begin), stride, LEAST_LAUNCHES, ROTATION_BYTES)
 
-    def _stride(self, at: Attention) -> int:
+    def _launch(self, program: Any, at: Attention, begin: int) -> Launch:
+        """A launch on the cache at `begin`. Everything else lies in the scratch memory, and may hold anything."""
         elements, scales = at.cache_bytes
-        return 2 * (elements + scales)
-
-    def _launch(self, program: Any, at: Attention, number: int) -> Launch:
-        """A launch on cache `number`. Everything else lies in the scratch memory, and may hold anything."""
-        elements, scales = at.cache_bytes
-        begin, spots = (
-            number * self._stride(at),
-            (("k", elements), ("v", elements), ("k_scale", scales), ("v_scale", scales)),
-        )
         places: dict[str, Any] = {"states": self.states.states}
-        for name, size in spots:
-            places[name] = self.caches.offset(begin, max(size, 16))
+        for name, size in (("k", elements), ("v", elements), ("k_scale", scales), ("v_scale", scales)):
+            places[name] = self._caches.offset(begin, max(size, 16))
             begin += size
         names = [name for name in BUFFERS if name not in places]
-        room = self.scratch.size // len(names) // 256 * 256
-        places |= {name: self.scratch.offset(room * index, room) for index, name in enumerate(names)}
+        room = self._scratch.size // len(names) // 256 * 256
+        places |= {name: self._scratch.offset(room * index, room) for index, name in enumerate(names)}
         return Launch(program, tuple(places[name] for name in BUFFERS), at.grid, at.block)
 
     def row(self, model: str, at: Attention, depth: int, launches: int, bandwidth: float) -> AttentionRow:
@@ -479,9 +409,7 @@ def show_attention(
 ) -> list[dict[str, Any]]:
     """Print what the attention of models costs on this machine's GPU; the rows."""
     with opened() as device:
-        with ProductBench(device, ALL_FORMS[dependency]) as reading:
-            bandwidth = reading.bandwidth()
-        print(f"read bandwidth {bandwidth / 1e9:.0f} GB/s", flush=True)
+        bandwidth = read_bandwidth(device)
         with AttentionBench(device, ALL_FORMS[dependency], sequences) as bench:
             rows = printed(attention_rows(bench, models, cache, depths, bandwidth, sweeping), attention_line)
     return [asdict(row) for row in rows]

@@ -30,7 +30,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from tegrad.bench import models, plans, products
+from tegrad.bench import limits, models, plans
 from tegrad.bench.dependencies import ALL_FORMS, gpu_us, opened, printed
 from tegrad.bench.kernels import weight_bytes
 from tegrad.bench.plans import PLANS
@@ -132,8 +132,7 @@ def measure_stages(device: Gpu, name: str, plan: str = "decode", dependency: Dep
     shape, _ = models.parse(name)
     made = plans.model(shape.config, models.formats(name), device, shape.tied)
     launches = PLANS[plan](made)
-    with products.ProductBench(device, dependency) as bench:
-        bandwidth = bench.bandwidth()
+    bandwidth = limits.read_bandwidth(device).rate
     whole = gpu_us(device, launches, dependency)
     twice = gpu_us(device, [*launches, *launches], dependency)
     weights = {matrix.buffer.va_addr: matrix for matrix in plans.matrices(made)}

@@ -32,7 +32,7 @@ def measured(*command: str) -> Any:
 def test_attention_is_measured_at_every_depth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "ROTATION_BYTES", 1 << 21)
     monkeypatch.setattr(products, "LEAST_LAUNCHES", 1)
-    monkeypatch.setattr(products, "READ_BYTES", 1 << 20)
+    monkeypatch.setattr("tegrad.bench.limits.READ_BYTES", 1 << 20)
     monkeypatch.setattr(products, "CUTS", {"warps": (2,), "loads": (2,), "ctas": (1, 2), "rows": (0,)})
     monkeypatch.setitem(SHAPES, "tiny", TINY)  # type: ignore[arg-type]
     command = ["attention", "tiny", "--depths", "0", "--depths", "300", "--json"]

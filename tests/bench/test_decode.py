@@ -192,13 +192,9 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(name, value)
     for name in (peers.TINYGRAD_FOLDER, peers.LLAMA_FOLDER):
         monkeypatch.delenv(name, raising=False)
-    for name, value in (
-        ("provide", lambda name: path),
-        ("SAMPLE_TOKENS", 4),
-        ("REPETITIONS", 1),
-        ("READ_BYTES", 1 << 20),
-    ):
+    for name, value in (("provide", lambda name: path), ("SAMPLE_TOKENS", 4), ("REPETITIONS", 1)):
         monkeypatch.setattr(decode, name, value)
+    monkeypatch.setattr("tegrad.bench.limits.READ_BYTES", 1 << 20)
     monkeypatch.setattr("tegrad.bench.dependencies.PASSES", 1)
     return path
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tegrad.bench.models import SHAPES
-from tegrad.bench.products import KINDS, attention, products
+from tegrad.bench.models import SHAPES, formats
+from tegrad.bench.products import attention, products
 from tegrad.llm.launch_config import launch_config
 from tegrad.llm.programs import compile_kernel
 from tegrad.nv.cubin import Cubin, read_ptx
@@ -61,8 +61,8 @@ def test_two_ways_to_a_shuffle_are_found() -> None:
 @pytest.mark.parametrize("model", ["1b-q6k", "3b-q6k", "8b-q4k", "1b-q8_0", "1b-f16", "qwen3-0.6b-q8_0"])
 @pytest.mark.parametrize("arch", ["sm_87", "sm_90"])
 def test_forms_spill_nothing_and_shuffle_together(model: str, arch: str) -> None:
-    shape, _, kind = model.rpartition("-")
-    for role, (product, _) in products(SHAPES[shape].config, KINDS[kind]).items():
+    shape, _, _ = model.rpartition("-")
+    for role, product in products(SHAPES[shape].config, formats(model), arch):
         cut = launch_config(product, role, arch)
         lib = compile_kernel("matvec", arch, dynamic_shared=product.shared_bytes(), OVERLAP=0, **product.defines(cut))
         assert Cubin(lib).stack("matvec") == 0, (role, cut)

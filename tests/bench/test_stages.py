@@ -16,8 +16,7 @@ def test_every_kernel_of_a_step_is_left_out_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb:14GiB")
     monkeypatch.setenv("HCQDEV_WAIT_TIMEOUT_MS", "60000")
     monkeypatch.setattr("tegrad.bench.dependencies.PASSES", 1)
-    monkeypatch.setattr("tegrad.bench.products.ROTATION_BYTES", 1 << 21)
-    monkeypatch.setattr("tegrad.bench.products.READ_BYTES", 1 << 20)
+    monkeypatch.setattr("tegrad.bench.limits.READ_BYTES", 1 << 20)
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     seen: list[int] = []
     plain = steps.gpu_us

@@ -18,7 +18,7 @@ WARPS = 16
 def test_an_h200s_small_products_ask_for_all_their_weights_at_once(name: str, kind: BlockType, role: Role) -> None:
     """By warps first: one has a second item where all warps that a CTA may have are taken, and as many as keep columns
     with warps; then by items in flight, as far as registers go."""
-    product, _ = products(SHAPES[name].config, kind)[role]
+    (product,) = (product for at, product in products(SHAPES[name].config, kind, "sm_90") if at == role)
     cut = launch_config(product, role, "sm_90")
     items = -(-product.items(cut) // cut.warps)
     assert items == 1 or 3 * WARPS / 4 < cut.warps <= WARPS
