@@ -1,23 +1,22 @@
 """The peer of a recorded function: the same kernels in a CUDA graph, through ctypes on libcuda.
 
-It runs in a process of its own, so that libcuda never meets our submission path; what to run comes as JSON on stdin,
-what was measured goes to stdout. Kernels are PTX, which the driver compiles. Two graphs are tried: input and output in
-host memory that the kernels reach across the bus, and copy nodes around the kernels.
+It runs in a process of its own, so that libcuda never meets our submission path. Kernels are PTX, which the driver
+compiles. Two graphs are tried: input and output in host memory that the kernels reach across the bus, and copy nodes
+around the kernels.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from tegrad.bench.gpu import spawned
 from tegrad.bench.record import RecordError
 
 LIBRARY: Final = "libcuda.so.1"
@@ -41,27 +40,20 @@ class GraphKernel:
 
 @dataclass(frozen=True)
 class Work:
-    """Kernels in order, buffers by their content in hex, which of them is written and read, and each call's input."""
+    """Kernels in order, buffers by their content, which of them is written and read, and each call's input."""
 
     kernels: list[GraphKernel]
-    buffers: list[str]
+    buffers: list[bytes]
     input: int
     output: int
-    inputs: list[str]
+    inputs: list[bytes]
 
-    @classmethod
-    def load(cls, text: str) -> Work:
-        """The inverse of `dump`."""
-        raw = json.loads(text)
-        kernels = [
-            GraphKernel(one["ptx"], one["name"], tuple(one["grid"]), tuple(one["block"]), tuple(one["buffers"]))
-            for one in raw["kernels"]
-        ]
-        return cls(**{**raw, "kernels": kernels})
 
-    def dump(self) -> str:
-        """As JSON."""
-        return json.dumps(asdict(self))
+class Timed(NamedTuple):
+    """Microseconds of each call, and what came out."""
+
+    samples: list[float]
+    outputs: list[Any]
 
 
 class Cuda:
@@ -115,7 +107,7 @@ class Graph:
     """The work as a graph: `call(input)` gives the output's bytes. With `mapped`, no copies."""
 
     def __init__(self, cuda: Cuda, work: Work, *, mapped: bool) -> None:
-        contents = [bytes.fromhex(content) for content in work.buffers]
+        contents = work.buffers
         self._in, near_in = cuda.host_memory(contents[work.input])
         self._out, near_out = cuda.host_memory(contents[work.output])
         addresses = [cuda.device_memory(content) for content in contents]
@@ -155,12 +147,8 @@ class Graph:
         return self._out.copy()
 
 
-def _place(array: np.ndarray[Any, Any]) -> tuple[ctypes.c_void_p, ctypes.c_size_t]:
-    return ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)
-
-
-def timed(call: Callable[[Any], Any], inputs: Sequence[Any]) -> tuple[list[float], list[Any]]:
-    """Microseconds of each call after a warm-up, and what came out."""
+def timed(call: Callable[[Any], Any], inputs: Sequence[Any]) -> Timed:
+    """Each call after a warm-up."""
     for at in range(WARM_UP_CALLS):
         call(inputs[at % len(inputs)])
     samples, outputs, clock = [], [], time.perf_counter_ns
@@ -169,29 +157,23 @@ def timed(call: Callable[[Any], Any], inputs: Sequence[Any]) -> tuple[list[float
         output = call(given)
         samples.append((clock() - begun) / 1e3)
         outputs.append(output)
-    return samples, outputs
+    return Timed(samples, outputs)
 
 
-def run(work: Work, library: Any = None) -> dict[str, dict[str, Any]]:
-    """Samples and outputs (hex) of the graph in each form."""
+def run(work: Work, library: Any = None) -> dict[str, Timed]:
+    """The graph in each form, by its name; outputs are bytes."""
     cuda = Cuda(library)
-    inputs = [np.frombuffer(bytes.fromhex(given), np.uint8) for given in work.inputs]
-    found = {}
-    for name, mapped in (("mapped", True), ("copied", False)):
-        samples, outputs = timed(Graph(cuda, work, mapped=mapped).call, inputs)
-        found[name] = {"samples": samples, "outputs": [output.tobytes().hex() for output in outputs]}
-    return found
+    inputs = [np.frombuffer(given, np.uint8) for given in work.inputs]
+    return {
+        name: timed(Graph(cuda, work, mapped=mapped).call, inputs)
+        for name, mapped in (("mapped", True), ("copied", False))
+    }
 
 
-def in_process(work: Work) -> Mapping[str, Mapping[str, Any]]:
+def in_process(work: Work) -> dict[str, Timed]:
     """`run`, in a process of its own. RecordError where it fails."""
-    command = [sys.executable, "-m", "tegrad.bench.cudagraph"]
-    done = subprocess.run(command, input=work.dump(), capture_output=True, text=True, check=False, timeout=300)
-    if done.returncode != 0:
-        raise RecordError(f"the CUDA graph failed: {(done.stderr.strip().splitlines() or ['no word'])[-1]}")
-    found: Mapping[str, Mapping[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
+    try:
+        (found,) = spawned(run, [(work,)], 1)
+    except BrokenProcessPool as error:
+        raise RecordError("the CUDA graph failed: its process ended without a word") from error
     return found
-
-
-if __name__ == "__main__":
-    print(json.dumps(run(Work.load(sys.stdin.read()))))

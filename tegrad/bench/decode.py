@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +36,7 @@ from tegrad.bench.gpu import board, spawned
 from tegrad.bench.limits import Limit, decode_limit, read_bandwidth
 from tegrad.bench.models import provide
 from tegrad.bench.prefill import prompt, together
-from tegrad.bench.record import Record, RecordError, Side, make
+from tegrad.bench.record import Record, RecordError, Side, make, output
 from tegrad.bench.steps import Timestamps
 from tegrad.errors import TegradError
 from tegrad.llm.arch import DEFAULT_CONTEXT
@@ -197,14 +196,8 @@ def process(arguments: Sequence[str]) -> float:
     """
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     begun = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "tegrad", *arguments],
-        capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env=kept,
-    )  # fmt: skip
-    seconds = time.perf_counter() - begun
-    if done.returncode:
-        raise RecordError(f"`tegrad {shlex.join(arguments)}` ended with {done.returncode}: {done.stderr[-400:]}")
-    return seconds
+    output([sys.executable, "-m", "tegrad", *arguments], f"`tegrad {shlex.join(arguments)}`", TIMEOUT_S, env=kept)
+    return time.perf_counter() - begun
 
 
 # ---- a figure of each kind
@@ -237,7 +230,7 @@ def _second(path: Path) -> Side | None:
     """tinygrad 0.13's samples, if it is there and runs; what it says if it does not."""
     try:
         return peers.tinygrad_decode(path)
-    except (RecordError, subprocess.TimeoutExpired) as error:
+    except RecordError as error:
         print(f"tegrad: without {peers.TINYGRAD}: {error}", file=sys.stderr)
         return None
 
@@ -402,7 +395,7 @@ def measured(ids: Sequence[str], ways: Ways) -> Iterator[tuple[Line, Record | No
     for id in ids:
         try:
             record = take(id, ways)
-        except (TegradError, OSError, MemoryError, subprocess.TimeoutExpired) as error:
+        except (TegradError, OSError, MemoryError) as error:
             yield Line(id, error=f"{type(error).__name__}: {error}"), None
         else:
             yield line(record), record

@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tegrad.bench.record import RecordError, Side
+from tegrad.bench.record import Side, output
 from tegrad.nv.codegen import SWITCH
 
 TOKENS: Final = 16
@@ -58,16 +57,8 @@ def side(name: str, model: Path, settings: Mapping[str, str]) -> Side:
     environment.setdefault("PARALLEL", "0")  # the workers of a search; else each would import tinygrad first
     arguments = ["-m", "tegrad.bench.graph", str(model)]
     shown = shlex.join([*(f"{key}={value}" for key, value in settings.items()), "python", *arguments[:-1], model.name])
-    try:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            capture_output=True, text=True, check=False, timeout=PROCESS_LIMIT_S, env=environment,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise RecordError(f"`{shown}` did not end in {PROCESS_LIMIT_S} s") from error
-    if done.returncode:
-        raise RecordError(f"`{shown}` ended with {done.returncode}: {done.stderr.strip()[-400:]}")
-    result = json.loads(done.stdout.strip().splitlines()[-1])
+    said = output([sys.executable, *arguments], f"`{shown}`", PROCESS_LIMIT_S, env=environment)
+    result = json.loads(said.strip().splitlines()[-1])
     return Side(name, shown, result["tok_s"])
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Final
 
 import tegrad
-from tegrad.bench import engine, limits, published, versus
-from tegrad.bench.figures import TARGETS, Target
-from tegrad.bench.record import Record, RecordError, Side, make
+from tegrad.bench import decode, engine, limits, mlp, published, versus
+from tegrad.bench.figures import TARGETS
+from tegrad.bench.record import Record, RecordError, Side, make, output
 from tegrad.hw.chips import CHIPS
 from tegrad.models import SMALL
 
@@ -50,19 +50,15 @@ class Measure:
         return not self.needs_gpu and not self.long and there
 
 
-def _run_json(arguments: list[str]) -> dict[str, float | str | int]:
-    """`tegrad run --json` with these arguments in a process of its own; its last line of output, parsed."""
-    done = subprocess.run([sys.executable, "-m", "tegrad", *arguments], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RecordError(f"`tegrad {shlex.join(arguments)}` failed: {done.stderr.strip().splitlines()[-1:]}")
-    answer: dict[str, float | str | int] = json.loads(done.stdout.strip().splitlines()[-1])
-    return answer
+def _tegrad(*arguments: str) -> str:
+    """What `tegrad` prints with these arguments in a process of its own."""
+    return output([sys.executable, "-m", "tegrad", *arguments], f"`tegrad {shlex.join(arguments)}`")
 
 
 def first_run() -> Record:
     """Tokens per second of `tegrad run` with the shipped model, a process per repetition, device as found."""
     arguments = ["run", "In the beginning", "--max-tokens", "128", "--temperature", "0", "--json"]
-    answers = [_run_json(arguments) for _ in range(REPETITIONS)]
+    answers = [json.loads(_tegrad(*arguments).strip().splitlines()[-1]) for _ in range(REPETITIONS)]
     if len({answer["text"] for answer in answers}) > 1:
         raise RecordError("`tegrad run` wrote other words each time, though it takes the likeliest: no figure of that")
     device = str(answers[0]["device"])
@@ -87,112 +83,74 @@ def _byte_limit(device: str, size: int) -> tuple[float | None, str]:
     return chip.mem_bandwidth / size, f"{size} bytes of the file at {chip.mem_bandwidth / 1e9:g} GB/s (data sheet peak)"
 
 
-def _engine(id: str, loop: str) -> Measure:
-    def take() -> Record:
-        return engine.rate(id, loop)
-
-    return Measure(id, f"the PTX engine's loop {loop!r}", False, take)
-
-
-def _tinygrads(id: str, what: str, module: str, measure: str) -> Measure:
-    def take() -> Record:
-        taken: Record = getattr(import_module(f"tegrad.bench.{module}"), measure)(id)  # tinygrad comes with it
-        return taken
-
-    return Measure(id, what, True, take)
+def perplexity(name: str) -> Record:
+    """Both sides' perplexity with a published model's file, in a process of its own."""
+    known, folder = published.PUBLISHED[name], os.environ.get(published.FOLDER)
+    if not folder:
+        raise RecordError(f"ppl-{name} needs {known.file} (tools/published.py): name its folder by {published.FOLDER}")
+    path = Path(folder) / known.file
+    if not path.exists() or published.name_of(path) != name:
+        raise RecordError(f"{path} is not {known.what}: fetch it by tools/published.py")
+    with tempfile.TemporaryDirectory() as place:
+        _tegrad("bench", "perplexity", str(path), "--out", place)
+        return Record.load(Path(place) / f"ppl-{name}.json")
 
 
-def _target(target: Target) -> Measure:
-    def take() -> Record:
-        from tegrad.bench import decode  # tinygrad comes with it
-
-        return decode.take(target.id)
-
-    return Measure(target.id, target.what, True, take)
-
-
-def _published(name: str) -> Measure:
-    known = published.PUBLISHED[name]
-
-    def take() -> Record:
-        folder = os.environ.get(published.FOLDER)
-        if not folder:
-            raise RecordError(
-                f"ppl-{name} needs {known.file} (tools/published.py): name its folder by {published.FOLDER}"
-            )
-        path = Path(folder) / known.file
-        if not path.exists() or published.name_of(path) != name:
-            raise RecordError(f"{path} is not {known.what}: fetch it by tools/published.py")
-        with tempfile.TemporaryDirectory() as place:
-            command = [sys.executable, "-m", "tegrad", "bench", "perplexity", str(path), "--out", place]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            samples = Path(place) / f"ppl-{name}.json"
-            if done.returncode or not samples.exists():
-                raise RecordError(f"`{shlex.join(command[2:])}` failed: {done.stderr.strip().splitlines()[-1:]}")
-            return Record.load(samples)
-
-    return Measure(
-        f"ppl-{name}", f"perplexity of {known.what}, ours and llama.cpp's", True, take, published.FOLDER, long=True
-    )
+def in_checkout(id: str) -> Record:
+    """A figure of what is no part of the package."""
+    if not CHECKOUT.exists():
+        raise RecordError(f"{id} is measured in a checkout of the repository only: run `tegrad bench take {id}` there")
+    if str(CHECKOUT.parent) not in sys.path:
+        sys.path.append(str(CHECKOUT.parent))
+    taken: Record = import_module(CHECKOUT.stem).FIGURES[id]()
+    return taken
 
 
 def _checkout(id: str, what: str, path: str = "", *, long: bool = False) -> Measure:
-    def take() -> Record:
-        if not CHECKOUT.exists():
-            raise RecordError(
-                f"{id} is measured in a checkout of the repository only: run `tegrad bench take {id}` there"
-            )
-        if str(CHECKOUT.parent) not in sys.path:
-            sys.path.append(str(CHECKOUT.parent))
-        taken: Record = import_module(CHECKOUT.stem).FIGURES[id]()
-        return taken
-
-    return Measure(id, what, False, take, path, long, checkout=True)
+    return Measure(id, what, False, partial(in_checkout, id), path, long, checkout=True)
 
 
-def _row(figure: versus.Figure) -> Measure:
-    return Measure(figure.id, f"{figure.what}, through NV and through CUDA", True, lambda: versus.take(figure.id))
+def _of(id: str, what: str, take: Callable[..., Record], *how: object, gpu: bool = False, long: bool = False) -> Measure:
+    """A figure whose function takes its id, too."""
+    return Measure(id, what, gpu, partial(take, id, *how), long=long)
 
+
+_ORIN: Final = CHIPS["agx-orin-64gb"]
 
 MEASURES: dict[str, Measure] = {
     m.id: m
     for m in (
         Measure("first-run-tok-s", "`tegrad run` with the shipped model", True, first_run),
-        _engine("engine-alu-glane-per-core", "alu"),
-        _engine("engine-load-glane-per-core", "load"),
-        _engine("engine-gather-glane-per-core", "gather"),
-        Measure(
-            "engine-compile-ms",
-            "the PTX engine's compile time, cold",
-            False,
-            lambda: engine.compile_record("engine-compile-ms", cached=False),
+        *(
+            _of(f"engine-{loop}-glane-per-core", f"the PTX engine's loop {loop!r}", engine.rate, loop)
+            for loop in ("alu", "load", "gather")
         ),
-        Measure(
-            "engine-compile-cached-ms",
-            "the PTX engine's load time from its cache",
-            False,
-            lambda: engine.compile_record("engine-compile-cached-ms", cached=True),
-        ),
-        _tinygrads("replay-mlp-us", "a recorded network's call, and a CUDA graph's", "mlp", "against_graph"),
-        _tinygrads("replay-mlp-p99-us", "the same, 99th percentile", "mlp", "slowest_against_graph"),
-        _tinygrads("replay-mlp-jit-us", "a recorded network's call, and TinyJit's", "mlp", "against_jit"),
-        Measure(
+        _of("engine-compile-ms", "the PTX engine's compile time, cold", engine.compile_record, False),
+        _of("engine-compile-cached-ms", "the PTX engine's load time from its cache", engine.compile_record, True),
+        _of("replay-mlp-us", "a recorded network's call, and a CUDA graph's", mlp.against_graph, gpu=True),
+        _of("replay-mlp-p99-us", "the same, 99th percentile", mlp.slowest_against_graph, gpu=True),
+        _of("replay-mlp-jit-us", "a recorded network's call, and TinyJit's", mlp.against_jit, gpu=True),
+        _of(
             "orin-agx-estimate-tok-s",
             "an estimate of decode on AGX Orin 64GB with volatile weights, from bytes, issue rates and launch costs",
-            False,
-            lambda: limits.estimate_record("orin-agx-estimate-tok-s", CHIPS["agx-orin-64gb"], limits.VOLATILE),
-            long=True,
+            limits.estimate_record, _ORIN, limits.VOLATILE, long=True,
         ),
-        Measure(
-            "orin-agx-estimate-cached-tok-s",
-            "the same with cached weights",
-            False,
-            lambda: limits.estimate_record("orin-agx-estimate-cached-tok-s", CHIPS["agx-orin-64gb"], limits.CACHED),
-            long=True,
+        _of(
+            "orin-agx-estimate-cached-tok-s", "the same with cached weights",
+            limits.estimate_record, _ORIN, limits.CACHED, long=True,
         ),
-        *(_target(target) for target in TARGETS.values()),
-        *(_published(name) for name in published.PUBLISHED),
-        *(_row(figure) for figure in versus.FIGURES.values()),
+        *(_of(target.id, target.what, decode.take, gpu=True) for target in TARGETS.values()),
+        *(
+            Measure(
+                f"ppl-{name}", f"perplexity of {known.what}, ours and llama.cpp's", True, partial(perplexity, name),
+                published.FOLDER, long=True,
+            )
+            for name, known in published.PUBLISHED.items()
+        ),
+        *(
+            _of(id, f"{figure.what}, through NV and through CUDA", versus.take, gpu=True)
+            for id, figure in versus.FIGURES.items()
+        ),
         _checkout("ptx-oracle-cases", "cases of PTX instructions that the H200 recorded"),
         _checkout("ptx-oracle-mismatches", "of them, those that the engine answers otherwise"),
         _checkout("ptx-forms-without-oracle", "forms that kernels use and no GPU recorded"),
@@ -212,4 +170,4 @@ MEASURES: dict[str, Measure] = {
         _checkout("board-l2-cost-percent", "what the board's L2 costs", "TEGRAD_BEFORE", long=True),
         _checkout("upstream-test-ops-board-failed", "tests of it that fail", "TEGRAD_UPSTREAM"),
     )
-}
+}  # fmt: skip

@@ -113,13 +113,13 @@ def as_work(made: Recorded, inputs: Sequence[Array]) -> Work:
     where = [buffer.cpu_view().addr if buffer.view is not None else None for buffer in addresses.values()]
     given, result = (where.index(array.__array_interface__["data"][0]) for array in (made.inputs[0], made.outputs[0]))
     for at, array in ((given, made.inputs[0]), (result, made.outputs[0])):
-        contents[at] = array.tobytes().hex()  # their memory may be longer, and a graph copies what it is given
-    return Work(kernels, contents, given, result, [x.tobytes().hex() for x in inputs])
+        contents[at] = array.tobytes()  # their memory may be longer, and a graph copies what it is given
+    return Work(kernels, contents, given, result, [x.tobytes() for x in inputs])
 
 
-def _content(buffer: Any) -> str:
+def _content(buffer: Any) -> bytes:
     device = buffer.owner if buffer.owner is not None else Device["NV"]
-    return bytes(device.download(buffer, buffer.size)).hex()
+    return bytes(device.download(buffer, buffer.size))
 
 
 def _agree(what: str, ours: Sequence[Array], theirs: Sequence[Array]) -> None:
@@ -149,9 +149,9 @@ def _beside_graph(figure: str, what: str, summary: Callable[[Sequence[float]], l
             taken, outputs = timed(caller(made), inputs)
             samples += taken
             for name, found in in_process(work).items():
-                others = [np.frombuffer(bytes.fromhex(one), np.float16).reshape(1, -1) for one in found["outputs"]]
+                others = [one.view(np.float16).reshape(1, -1) for one in found.outputs]
                 _agree(f"the CUDA graph ({name})", outputs, others)
-                graphs.setdefault(name, []).extend(found["samples"])
+                graphs.setdefault(name, []).extend(found.samples)
     name = min(graphs, key=lambda name: statistics.median(graphs[name]))
     return make(
         figure,
@@ -198,7 +198,7 @@ def show(dependencies: Sequence[str], graphs: bool) -> None:
             work = as_work(made, inputs)
     line("TinyJit", timed(jitted(), inputs[:JIT_CALLS])[0])
     for name, found in (in_process(work) if graphs else {}).items():
-        line(f"CUDA graph, {name}", found["samples"])
+        line(f"CUDA graph, {name}", found.samples)
 
 
 # ---- what the host does

@@ -15,7 +15,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -23,7 +22,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
-from tegrad.bench.record import RecordError, Side
+from tegrad.bench.record import RecordError, Side, output
 
 LLAMA_FOLDER = "TEGRAD_LLAMA"
 """Environment variable with the folder of llama.cpp's programs and libraries."""
@@ -55,16 +54,8 @@ def run(name: str, arguments: Sequence[str], build: str = "") -> str:
     """What a program prints, with the libraries of another `build` first; RecordError with its last words where it
     fails, or where it takes too long."""
     path = program(name)
-    command, surroundings = [str(path), *arguments], environment(path, build)
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=LLAMA_TIMEOUT_S, env=surroundings
-        )
-    except subprocess.TimeoutExpired:
-        raise RecordError(f"{name} {shlex.join(arguments)} did not end within {LLAMA_TIMEOUT_S} s") from None
-    if done.returncode:
-        raise RecordError(f"{name} {shlex.join(arguments)} ended with {done.returncode}: {done.stderr.strip()[-400:]}")
-    return done.stdout
+    shown = f"{name} {shlex.join(arguments)}"
+    return output([str(path), *arguments], shown, LLAMA_TIMEOUT_S, env=environment(path, build))
 
 
 def environment(path: Path, build: str = "") -> dict[str, str]:
@@ -183,19 +174,11 @@ def _run_tinygrad(model: Path, where: Path, device: str, form: str) -> Side:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     environment = {**kept, "PYTHONPATH": str(where), "DEV": device, "REALIZE": form, "CACHEDB": str(where / "cache.db")}
     environment["TEGRAD"] = "0"  # an installed tegrad would change this tinygrad too
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TINYGRAD_TIMEOUT_S,
-        env=environment,
-        cwd=where,
+    said = output(
+        [sys.executable, *arguments], f"{TINYGRAD} (REALIZE={form})", TINYGRAD_TIMEOUT_S, env=environment, cwd=where
     )
-    if done.returncode:
-        raise RecordError(f"{TINYGRAD} (REALIZE={form}) ended with {done.returncode}: {done.stderr.strip()[-400:]}")
     shown = shlex.join(["python", *arguments]).replace(str(model.absolute()), model.name)
-    return Side(TINYGRAD, f"DEV={device} REALIZE={form} {shown}", tinygrad_speeds(done.stdout))
+    return Side(TINYGRAD, f"DEV={device} REALIZE={form} {shown}", tinygrad_speeds(said))
 
 
 def tinygrad_speeds(text: str) -> list[float]:

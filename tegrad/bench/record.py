@@ -210,6 +210,20 @@ def source_digest() -> str:
     return digest_of((path.relative_to(PACKAGE), path.read_bytes()) for path in files)
 
 
+def output(command: Sequence[str], shown: str, timeout: float | None = None, **how: Any) -> str:
+    """What a process prints; RecordError with its last words where it fails, or where it takes too long.
+
+    `shown` names it there; `how` is what `subprocess.run` takes besides.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout, **how)
+    except subprocess.TimeoutExpired:
+        raise RecordError(f"{shown} did not end within {timeout} s") from None
+    if done.returncode:
+        raise RecordError(f"{shown} ended with {done.returncode}: {done.stderr.strip()[-400:]}")
+    return str(done.stdout)
+
+
 def file_hash(path: Path) -> str:
     """SHA-256 of a file, in hex."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

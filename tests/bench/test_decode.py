@@ -1,5 +1,6 @@
 """The figures of decoding: ours around the peer's on one file, what is reached, and the others when one fails."""
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -177,7 +178,7 @@ def test_the_hosts_time_is_that_of_its_processor() -> None:
 def test_runs_that_write_other_words_are_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     words = iter(["a", "a", "b", "a", "a"])
     answer = {"device": "NV sm_87, emulated agx-orin-64gb", "steps": "kernels", "tok_s": 1.0}
-    monkeypatch.setattr(measures, "_run_json", lambda arguments: {**answer, "text": next(words)})
+    monkeypatch.setattr(measures, "_tegrad", lambda *arguments: json.dumps({**answer, "text": next(words)}))
     with pytest.raises(RecordError, match="other words each time"):
         measures.first_run()
     words = iter("aaaaa")

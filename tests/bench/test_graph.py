@@ -47,7 +47,7 @@ def test_a_side_that_does_not_end_or_fails_is_an_error(monkeypatch: pytest.Monke
         raise subprocess.TimeoutExpired(command, timeout)
 
     monkeypatch.setattr(subprocess, "run", late)
-    with pytest.raises(RecordError, match=r"graph some.gguf` did not end in"):
+    with pytest.raises(RecordError, match=r"graph some.gguf` did not end within"):
         graph.repaired(Path("some.gguf"))
     monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1, "", "why"))
     with pytest.raises(RecordError, match=r"ended with 1: why"):

@@ -1,6 +1,8 @@
 """The figures of a recorded network: what the CUDA graph is given, the order of its calls, and what is compared."""
 
 import ctypes
+import os
+import pickle
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -47,17 +49,17 @@ def board(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         opened.close()
 
 
-def answers(work: cudagraph.Work) -> dict[str, dict[str, Any]]:
+def answers(work: cudagraph.Work) -> dict[str, cudagraph.Timed]:
     """What a graph that computes the network answers, the copied form in less time."""
     layers = [layer.astype(np.float32) for layer in mlp.network()]
     outputs = []
     for given in work.inputs:
-        x = np.frombuffer(bytes.fromhex(given), np.float16).astype(np.float32)
+        x = np.frombuffer(given, np.float16).astype(np.float32)
         for layer in layers[:-1]:
             x = np.maximum(x @ layer, 0)
-        outputs.append((x @ layers[-1]).astype(np.float16).tobytes().hex())
+        outputs.append((x @ layers[-1]).astype(np.float16).view(np.uint8))
     count = len(outputs)
-    return {name: {"samples": [us] * count, "outputs": outputs} for name, us in (("mapped", 9.0), ("copied", 7.0))}
+    return {name: cudagraph.Timed([us] * count, list(outputs)) for name, us in (("mapped", 9.0), ("copied", 7.0))}
 
 
 @pytest.mark.board
@@ -78,10 +80,10 @@ def test_a_recorded_network_and_the_better_graph_take_turns(board: None, monkeyp
     assert [kernel.name in kernel.ptx for kernel in work.kernels] == [True] * 3
     assert work.kernels[0].buffers[1] == work.input
     assert work.kernels[-1].buffers[0] == work.output
-    assert cudagraph.Work.load(work.dump()) == work
+    assert pickle.loads(pickle.dumps(work)) == work  # as its process gets it
     assert len(mlp.slowest_against_graph("replay-mlp-p99-us").ours.samples) == 4
     wrong = answers(work)
-    wrong["mapped"]["outputs"][2] = "0000" * 4
+    wrong["mapped"].outputs[2] = np.zeros(8, np.uint8)
     monkeypatch.setattr(mlp, "in_process", lambda work: wrong)
     with pytest.raises(RecordError, match=r"CUDA graph \(mapped\) computes"):
         mlp.against_graph("replay-mlp-us")
@@ -118,18 +120,18 @@ def test_a_graph_is_given_the_arrays_and_not_the_pages_that_they_lie_in(monkeypa
     )
     monkeypatch.setattr(mlp, "read_ptx", lambda lib: SimpleNamespace(ptx="// kernel"))
     work = mlp.as_work(made, [np.ones(12, np.float16)])
-    assert [len(content) // 2 for content in work.buffers] == [8, 24]
+    assert [len(content) for content in work.buffers] == [8, 24]
     found = cudagraph.run(work, FakeCuda())
-    assert found["copied"]["outputs"] == ["00" * 8]
+    assert [output.tobytes() for output in found["copied"].outputs] == [bytes(8)]
 
 
 def test_a_graph_is_captured_once_and_launched_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cudagraph, "WARM_UP_CALLS", 1)
     kernel = cudagraph.GraphKernel("// ptx", "kernel", (1, 1, 1), (32, 1, 1), (0, 1))
-    work = cudagraph.Work([kernel, kernel], ["00" * 8, "01" * 8], 1, 0, ["02" * 8] * 3)
+    work = cudagraph.Work([kernel, kernel], [bytes(8), b"\1" * 8], 1, 0, [b"\2" * 8] * 3)
     fake = FakeCuda()
     found = cudagraph.run(work, fake)
-    assert {name: len(form["samples"]) for name, form in found.items()} == {"mapped": 3, "copied": 3}
+    assert {name: len(form.samples) for name, form in found.items()} == {"mapped": 3, "copied": 3}
     launches = [name for name in fake.calls if name in ("cuLaunchKernel", "cuGraphLaunch", "cuStreamSynchronize")]
     one = ["cuLaunchKernel"] * 2 + ["cuGraphLaunch", "cuStreamSynchronize"] * 4
     assert launches == one * 2
@@ -140,3 +142,12 @@ def test_without_libcuda_the_peer_says_so(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(cudagraph, "LIBRARY", "libcuda-that-is-not.so.1")
     with pytest.raises(RecordError, match="a CUDA graph needs"):
         cudagraph.Cuda()
+
+
+def test_what_fails_in_the_graphs_process_is_told_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudagraph, "run", int)  # which takes no Work
+    with pytest.raises(TypeError, match="not 'Work'"):
+        cudagraph.in_process(cudagraph.Work([], [], 0, 0, []))
+    monkeypatch.setattr(cudagraph, "run", os._exit)
+    with pytest.raises(RecordError, match="the CUDA graph failed"):
+        cudagraph.in_process(3)  # type: ignore[arg-type]
