@@ -31,12 +31,12 @@ import numpy as np
 
 from tegrad.bench import grammar, graph, peers, serve
 from tegrad.bench.dependencies import ALL_FORMS, HOPPER, opened
-from tegrad.bench.figures import SAMPLE_TOKENS, SERVED, TARGETS, Target
-from tegrad.bench.gpu import board, spawned
-from tegrad.bench.limits import Limit, decode_limit, read_bandwidth
+from tegrad.bench.figures import SAMPLE_TOKENS, SERVED, TARGETS, Target, better
+from tegrad.bench.gpu import spawned
+from tegrad.bench.limits import decode_limit, read_bandwidth
 from tegrad.bench.models import provide
 from tegrad.bench.prefill import prompt, together
-from tegrad.bench.record import Record, RecordError, Side, make, output
+from tegrad.bench.record import Record, RecordError, Side, output
 from tegrad.bench.steps import Timestamps
 from tegrad.errors import TegradError
 from tegrad.llm.arch import DEFAULT_CONTEXT
@@ -223,7 +223,10 @@ def _decode(target: Target, path: Path, ways: Ways) -> Record:
         )
         limit = decode_limit(path, depth, read_bandwidth(device))
     second = None if depth or ways.alone else _second(path)
-    return _record(target, Side("tegrad", ways.command(target), ours), peer, limit, second)
+    return target.record(
+        Side("tegrad", ways.command(target), ours), peer=peer, limit=limit.rate if limit else None,
+        limit_note=limit.note if limit else "", others=() if second is None else (second,),
+    )  # fmt: skip
 
 
 def _second(path: Path) -> Side | None:
@@ -240,7 +243,7 @@ def _prompt(target: Target, path: Path, ways: Ways) -> Record:
         ours, peer = around(
             ways, lambda: prompt(path, target.amount, **ways.chunks), lambda: peers.prefill(path, target.amount)
         )
-    return _record(target, Side("tegrad", ways.command(target), ours), peer)
+    return target.record(Side("tegrad", ways.command(target), ours), peer=peer)
 
 
 def _batch(target: Target, path: Path, ways: Ways) -> Record:
@@ -248,13 +251,13 @@ def _batch(target: Target, path: Path, ways: Ways) -> Record:
         ours, peer = around(
             ways, lambda: together(path, target.amount, **ways.chunks), lambda: peers.batch(path, target.amount)
         )
-    return _record(target, Side("tegrad", ways.command(target), ours), peer)
+    return target.record(Side("tegrad", ways.command(target), ours), peer=peer)
 
 
 def _grammar(target: Target, path: Path, ways: Ways) -> Record:
     with opened():
         found = grammar.speeds(path, SAMPLE_TOKENS, 2 * REPETITIONS, **ways.chunks)
-    return _record(target, Side("tegrad", ways.command(target), found.shares))
+    return target.record(Side("tegrad", ways.command(target), found.shares))
 
 
 def _first(target: Target, path: Path, ways: Ways) -> Record:
@@ -266,19 +269,19 @@ def _first(target: Target, path: Path, ways: Ways) -> Record:
         lambda: peers.first_token(path, PROMPT),
     )
     shown = shlex.join(["tegrad", *arguments]).replace(str(path), path.name)
-    return _record(target, Side("tegrad", shown, ours), peer)
+    return target.record(Side("tegrad", shown, ours), peer=peer)
 
 
 def _host(target: Target, path: Path, ways: Ways) -> Record:
     with opened(), conversation(path, 0, ways) as engine:
         ours = host_us(engine, expected_tokens(engine, 0, SAMPLE_TOKENS), REPETITIONS)
-    return _record(target, Side("tegrad", ways.command(target), ours))
+    return target.record(Side("tegrad", ways.command(target), ours))
 
 
 def _gap(target: Target, path: Path, ways: Ways) -> Record:
     with opened(), conversation(path, 0, ways) as engine:
         ours = gaps(engine, ways, expected_tokens(engine, 0, SAMPLE_TOKENS), REPETITIONS)
-    return _record(target, Side("tegrad", ways.command(target), ours))
+    return target.record(Side("tegrad", ways.command(target), ours))
 
 
 def _served(target: Target, path: Path, ways: Ways) -> Record:
@@ -286,7 +289,8 @@ def _served(target: Target, path: Path, ways: Ways) -> Record:
 
 
 def _matvec(target: Target, path: Path, ways: Ways) -> Record:
-    return _record(target, *graph.repaired(path))
+    ours, peer = graph.repaired(path)
+    return target.record(ours, peer=peer)
 
 
 TAKERS: Final[Mapping[str, Callable[[Target, Path, Ways], Record]]] = {
@@ -308,16 +312,6 @@ def take(id: str, ways: Ways | None = None) -> Record:
     return TAKERS[target.kind](target, provide(target.model), ways)
 
 
-def _record(
-    target: Target, ours: Side, peer: Side | None = None, limit: Limit | None = None, second: Side | None = None
-) -> Record:
-    return make(
-        target.id, target.what, target.unit, ours, larger_is_better=target.larger, peer=peer,
-        limit=limit.rate if limit else None, limit_note=limit.note if limit else "",
-        others=() if second is None else (second,), gpu=board(),
-    )  # fmt: skip
-
-
 # ---- the command
 
 
@@ -330,38 +324,26 @@ class Line:
     unit: str = ""
     peer: float | None = None
     other: float | None = None
+    ratio: float | None = None
+    """Ours to the peer's, above 1 where ours is better."""
     goal: float | None = None
+    reached: bool | None = None
+    """None where nobody can tell."""
     limit: float | None = None
-    larger: bool = True
+    share: float | None = None
+    """Of the byte limit."""
     error: str = ""
-
-    @property
-    def ratio(self) -> float | None:
-        """Ours to the peer's, above 1 where ours is better."""
-        if not self.ours or not self.peer:
-            return None
-        return self.ours / self.peer if self.larger else self.peer / self.ours
-
-    @property
-    def share(self) -> float | None:
-        """Of the byte limit."""
-        return self.ours / self.limit if self.ours and self.limit else None
-
-    @property
-    def reached(self) -> bool | None:
-        """Whether the goal is; None where nobody can tell."""
-        if self.ours is None or self.goal is None:
-            return None
-        return self.ours >= self.goal if self.larger else self.ours <= self.goal
 
 
 def line(record: Record) -> Line:
     """A record's line."""
-    target = TARGETS[record.id]
+    ours, larger = record.ours.median, record.larger_is_better
     peer = record.peer.median if record.peer else None
-    goal = target.goal.level(peer, record.limit, larger=record.larger_is_better)
+    goal = TARGETS[record.id].goal.level(peer, record.limit, larger=larger)
+    reached = None if goal is None else ours >= goal if larger else ours <= goal
     other = record.others[0].median if record.others else None
-    return Line(record.id, record.ours.median, record.unit, peer, other, goal, record.limit, record.larger_is_better)
+    ratio, share = better(ours, peer, larger), better(ours, record.limit, larger)
+    return Line(record.id, ours, record.unit, peer, other, ratio, goal, reached, record.limit, share)
 
 
 HEAD: Final = f"{'figure':26} {'ours':>10} {'peer':>10} {'ratio':>7} {'to reach':>10}     {'limit':>10} {'share':>6}"
@@ -399,14 +381,6 @@ def measured(ids: Sequence[str], ways: Ways) -> Iterator[tuple[Line, Record | No
             yield Line(id, error=f"{type(error).__name__}: {error}"), None
         else:
             yield line(record), record
-
-
-def as_json(row: Line) -> dict[str, Any]:
-    """A line for a program."""
-    return {
-        "id": row.id, "ours": row.ours, "unit": row.unit, "peer": row.peer, "other": row.other, "ratio": row.ratio,
-        "goal": row.goal, "reached": row.reached, "limit": row.limit, "share": row.share, "error": row.error,
-    }  # fmt: skip
 
 
 # ---- the tokens that a timed decode has to draw

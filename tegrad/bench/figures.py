@@ -12,8 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+from tegrad.bench.gpu import board
 from tegrad.bench.history import Age, History, age
-from tegrad.bench.record import Record, RecordError, file_hash
+from tegrad.bench.record import Record, RecordError, Side, file_hash, make
 
 SIGNIFICANT_DIGITS = 5
 
@@ -245,6 +246,10 @@ class Target:
     def what(self) -> str:
         """The figure in words."""
         return _WORDS[self.kind].format(model=self.model, amount=self.amount, span=SAMPLE_TOKENS)
+
+    def record(self, ours: Side, **how: Any) -> Record:
+        """Samples taken just now; `how` is what `record.make` takes besides."""
+        return make(self.id, self.what, self.unit, ours, larger_is_better=self.larger, gpu=board(), **how)
 
 
 _WORDS: Final[Mapping[str, str]] = {

@@ -33,9 +33,8 @@ from urllib.request import urlopen
 
 from tegrad.bench import peers
 from tegrad.bench.figures import TARGETS, Target
-from tegrad.bench.gpu import board
 from tegrad.bench.load import ANSWER_TOKENS, PROMPT_TOKENS, Request, Round, Seen, differing, drive, requests
-from tegrad.bench.record import Record, RecordError, Side, make, replace_rows
+from tegrad.bench.record import Record, RecordError, Side, replace_rows
 from tegrad.llm.arch import Config
 from tegrad.llm.gguf import Gguf
 
@@ -282,13 +281,9 @@ def records(rows: Sequence[Row]) -> Iterator[Record]:
         own, other = ([side for side in made if side.name == who] for who in (OURS, peers.LLAMA))
         if own and other:
             pick = max if target.larger else min
-            yield _record(target, own[0], pick(other, key=lambda side: side.median))
+            yield target.record(own[0], peer=pick(other, key=lambda side: side.median))
         if target.kind == "serve-overhead" and (samples := overhead(rows, target.model, target.amount)):
-            yield _record(target, Side(OURS, f"tegrad bench serve load {target.model} --engine", samples))
-
-
-def _record(target: Target, side: Side, peer: Side | None = None) -> Record:
-    return make(target.id, target.what, target.unit, side, larger_is_better=target.larger, peer=peer, gpu=board())
+            yield target.record(Side(OURS, f"tegrad bench serve load {target.model} --engine", samples))
 
 
 def keep(folder: Path, rows: Sequence[Row]) -> None:
@@ -392,7 +387,7 @@ def scaling_record(load: Load, rows: Sequence[Row]) -> Record | None:
     if (load.model, tuple(load.clients)) != (target.model, (target.amount,)):
         return None
     command = f"tegrad bench serve replicas {load.model} --clients {target.amount}"
-    return _record(target, Side(OURS, command, scaling(rows)))
+    return target.record(Side(OURS, command, scaling(rows)))
 
 
 # ---- the same answers
@@ -422,7 +417,7 @@ def same_record(load: Load, count: int, differed: int) -> Record | None:
     if load.model != target.model:
         return None
     command = f"tegrad bench serve same {load.model} --requests {count}"
-    return _record(target, Side(OURS, command, [0.0 if differed else float(count)]))
+    return target.record(Side(OURS, command, [0.0 if differed else float(count)]))
 
 
 # ---- a figure by itself

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import asdict
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
@@ -203,7 +204,7 @@ def decode(
     lines = []
     typer.echo(bench.HEAD)
     for line, record in bench.measured(ids, ways):
-        lines.append(bench.as_json(line))
+        lines.append(asdict(line))
         typer.echo(bench.text(line))
         if record is not None and out is not None:
             record.dump(out / f"{record.id}.json")
