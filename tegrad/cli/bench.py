@@ -192,7 +192,6 @@ def decode(
     check_gpu()
     choose_device()
     from tegrad.bench import decode as bench
-    from tegrad.bench.figures import Results
     from tegrad.bench.record import RecordError
 
     try:
@@ -206,10 +205,8 @@ def decode(
     for line, record in bench.measured(ids, ways):
         lines.append(asdict(line))
         typer.echo(bench.text(line))
-        if record is not None and out is not None:
-            record.dump(out / f"{record.id}.json")
-        elif record is not None:
-            Results(results).add(record)
+        if record is not None:
+            _keep(record, out, results)
     _last(lines, json_)
     raise typer.Exit(any(line["error"] for line in lines))
 
@@ -253,10 +250,8 @@ def tinygrad(
     gpt2-f32-124m, gpt2-f16-124m             a token
     """
     from tegrad.bench import versus
-    from tegrad.bench.figures import Results
     from tegrad.bench.gpu import check_gpu
     from tegrad.bench.record import RecordError
-    from tegrad.nv.kernel import emulated
 
     _known("peer", [vs], versus.PEERS)
     _known("row", rows or (), versus.ROWS)
@@ -275,10 +270,7 @@ def tinygrad(
     found = {row.row: row for row in done if isinstance(row, versus.Compared)}
     if vs == "cuda" and rounds >= versus.ROUNDS and not versus.settings():
         for figure in versus.records(found, "tegrad bench tinygrad"):
-            if out is not None:
-                figure.dump(out / f"{figure.id}.json")
-            elif not emulated():
-                Results(results).add(figure)
+            _keep(figure, out, results)
     _last([versus.as_json(row) for row in found.values()], json_)
     raise typer.Exit(len(found) < len(done))
 
@@ -338,7 +330,6 @@ def perplexity(
 
     choose_device()
     from tegrad.bench import perplexity as bench
-    from tegrad.bench.figures import Results
     from tegrad.bench.published import name_of
     from tegrad.llm.device import open_device
     from tegrad.llm.gguf import Gguf
@@ -356,11 +347,7 @@ def perplexity(
     name = name_of(model)
     bench.merge((out or results) / bench.TABLE, name or model.name, described(device), steps, found)
     if name and not emulated() and found.tokens >= bench.TOKENS:
-        record = bench.record(name, found, shlex.join(["tegrad", *sys.argv[1:]]))
-        if out is not None:
-            record.dump(out / f"{record.id}.json")
-        else:
-            Results(results).add(record)
+        _keep(bench.record(name, found, shlex.join(["tegrad", *sys.argv[1:]])), out, results)
 
 
 @app.command(epilog="tegrad bench kernels --plan prefill")
@@ -739,7 +726,7 @@ def _served(models: Iterable[str]) -> list[Path]:
     return [provide(name) for name in models]
 
 
-def _keep(record: Record, out: Path | None) -> None:
+def _keep(record: Record, out: Path | None, results: Path = DEFAULT) -> None:
     """Keep a figure's samples in a folder, or in the results, where a board's do not belong."""
     from tegrad.bench.figures import Results
     from tegrad.nv.kernel import emulated
@@ -747,7 +734,7 @@ def _keep(record: Record, out: Path | None) -> None:
     if out is not None:
         record.dump(out / f"{record.id}.json")
     elif not emulated():
-        Results(DEFAULT).add(record)
+        Results(results).add(record)
 
 
 @app.command("list", epilog="tegrad bench list")

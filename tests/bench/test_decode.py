@@ -296,6 +296,28 @@ def test_the_command_knows_its_figures_and_plans(monkeypatch: pytest.MonkeyPatch
         assert said in result.output
 
 
+@pytest.mark.parametrize("board", ["", "agx-orin-64gb"])
+def test_a_boards_samples_are_not_kept_among_a_gpus(board: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from tegrad.bench import gpu
+    from tegrad.cli import bench
+    from tegrad.llm import start
+
+    taken = record("decode-3b-q6k", 900, 370)
+    monkeypatch.setenv("TEGRAD_BOARD", board)
+    monkeypatch.setattr(gpu, "check_gpu", lambda: None)
+    monkeypatch.setattr(start, "choose_device", lambda: None)
+    monkeypatch.setattr(decode, "prepare", lambda ids: None)
+    monkeypatch.setattr(decode, "measured", lambda ids, ways: [(decode.line(taken), taken)])
+    command = ["decode", "decode-3b-q6k", "--results", str(tmp_path / "results")]
+    assert CliRunner().invoke(bench.app, command, catch_exceptions=False).exit_code == 0
+    assert (tmp_path / "results" / "figures.json").exists() is not bool(board)
+    command += ["--out", str(tmp_path / "out")]
+    assert CliRunner().invoke(bench.app, command, catch_exceptions=False).exit_code == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["decode-3b-q6k.json"]
+
+
 @pytest.mark.board
 @pytest.mark.long
 @pytest.mark.parametrize(("id", "amount"), [("prefill-1b-q6k-512", 40), ("batch8-1b-q6k", 3)])
