@@ -30,9 +30,9 @@ from typing import Any, Final
 import numpy as np
 
 from tegrad.bench import grammar, graph, peers, serve
-from tegrad.bench.dependencies import ALL_FORMS, HOPPER, opened
+from tegrad.bench.dependencies import ALL_FORMS, HOPPER
 from tegrad.bench.figures import SAMPLE_TOKENS, SERVED, TARGETS, Target, better
-from tegrad.bench.gpu import spawned
+from tegrad.bench.gpu import opened, spawned
 from tegrad.bench.limits import decode_limit, read_bandwidth
 from tegrad.bench.models import provide
 from tegrad.bench.prefill import prompt, together

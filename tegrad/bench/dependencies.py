@@ -11,26 +11,21 @@ so that what surrounds them falls out.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
-from tinygrad import Device
 
-import tegrad.nv
-from tegrad.bench.gpu import check_gpu
+from tegrad.bench.gpu import gpu_us, opened, printed, slope
 from tegrad.llm.chips import kernels_of
 from tegrad.nv.compilers import compile_cuda
 from tegrad.nv.gpu import Gpu, Program
 from tegrad.nv.replay import AHEAD, CHAIN, DEPENDENCIES, Dependency, Launch, latched, lean
 from tegrad.nv.spec import MemorySpec
-
-Row = TypeVar("Row")
 
 GATHER: Final = """extern "C" __global__ void NAME(int *to, int *from, int value) {
     __shared__ unsigned total;
@@ -91,7 +86,6 @@ SPIN_CYCLES: Final = 10_000
 LATE_CYCLES: Final = 4_000
 """Cycles by which a block of `gather` is late."""
 SPEC: Final = MemorySpec(cpu_access=True, nolru=True)
-PASSES: Final = 9
 
 HOPPER: Final[Mapping[str, Dependency]] = {
     "chain-chasing": Dependency(CHAIN, fields=lambda place: {**lean(place), "cwd_membar_task_chasing_enable": 1}),
@@ -176,19 +170,6 @@ class Probe:
         return slope(self.device, self.launches(name, RECORDED_LAUNCHES[1], value), form, *RECORDED_LAUNCHES)
 
 
-def gpu_us(device: Gpu, launches: Sequence[Launch], form: Dependency) -> float:
-    """Median microseconds of the GPU's clock of a recording of these launches, with what begins and ends it."""
-    with device.record(launches, form) as recording:
-        recording.wait(recording.run())
-        return statistics.median(device.timed(recording.run) for _ in range(PASSES))
-
-
-def slope(device: Gpu, launches: Sequence[Launch], form: Dependency, few: int, many: int) -> float:
-    """Microseconds that one more launch takes: between recordings of the first `few` and of the first `many`."""
-    short, long = (gpu_us(device, launches[:count], form) for count in (few, many))
-    return (long - short) / (many - few)
-
-
 def _load(device: Gpu, name: str, waits: bool) -> Program:
     kernel = next(part for part in SOURCE.split('extern "C"') if f"void {name}(" in part)
     macros = f"#define WAITS {int(waits)}\n#define LATE {LATE_CYCLES}\n"
@@ -224,18 +205,6 @@ def forms(device_arch: str) -> list[str]:
     return [*DEPENDENCIES, *(HOPPER if kernels_of(device_arch).overlaps else ())]
 
 
-@contextmanager
-def opened() -> Iterator[Any]:
-    """The NV device, for a measurement. NoGpu."""
-    check_gpu()
-    tegrad.nv.install()
-    device = Device["NV"]
-    try:
-        yield device
-    finally:
-        device.close()
-
-
 def line(row: Mapping[str, Any]) -> str:
     """A cost as a line of the table."""
     dependency = "" if row["dependency_us"] is None else f"{row['dependency_us']:9.2f}"
@@ -251,12 +220,3 @@ def show(named: Sequence[str]) -> list[dict[str, Any]]:
         tried = product(named or forms(device.arch), SHAPES)
         rows = (asdict(cost(device, form, blocks or device.sm_count, threads)) for form, (blocks, threads) in tried)
         return printed(rows, line)
-
-
-def printed(rows: Iterable[Row], line: Callable[[Row], str]) -> list[Row]:
-    """Rows of a bench, a line of each printed as it comes."""
-    found = []
-    for row in rows:
-        found.append(row)
-        print(line(row), flush=True)
-    return found

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tegrad.bench.dependencies import opened
+from tegrad.bench.gpu import opened
 from tegrad.bench.models import provide
 from tegrad.bench.prefill import stepped
 from tegrad.llm.batch import Batch

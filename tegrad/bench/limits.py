@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from tinygrad.runtime.support.hcq import HCQBuffer
 
-from tegrad.bench.dependencies import gpu_us
+from tegrad.bench.gpu import gpu_us
 from tegrad.bench.kernels import PIPES, KernelRow, plan_table
 from tegrad.bench.record import Record, Side, make
 from tegrad.hw.chips import CHIPS, Chip

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from tegrad.bench.dependencies import opened, printed
+from tegrad.bench.gpu import opened, printed
 from tegrad.llm import packed, stream
 from tegrad.llm.packed import PackedModel
 from tegrad.nv.gpu import Gpu

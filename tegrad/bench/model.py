@@ -23,8 +23,7 @@ import numpy as np
 import tegrad
 from tegrad.bench import peers
 from tegrad.bench.columns import Case, Subject, row
-from tegrad.bench.dependencies import opened
-from tegrad.bench.gpu import board
+from tegrad.bench.gpu import board, opened
 from tegrad.bench.prefill import together
 from tegrad.bench.record import RecordError, machine, now, versions
 from tegrad.llm.arch import DEFAULT_CONTEXT

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.bench import limits, models, plans
-from tegrad.bench.dependencies import ALL_FORMS, gpu_us, opened, printed
-from tegrad.bench.gpu import spawned
+from tegrad.bench.dependencies import ALL_FORMS
+from tegrad.bench.gpu import gpu_us, opened, printed, spawned
 from tegrad.errors import TegradError
 from tegrad.hw.chips import CHIPS
 from tegrad.llm.cache import KvCache

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from tegrad.bench import models, plans
-from tegrad.bench.dependencies import ALL_FORMS, opened, printed
-from tegrad.bench.gpu import spawned
+from tegrad.bench.dependencies import ALL_FORMS
+from tegrad.bench.gpu import opened, printed, spawned
 from tegrad.bench.products import POSITIONS, Bench
 from tegrad.llm.arch import Config
 from tegrad.llm.chips import kernels_of

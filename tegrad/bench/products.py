@@ -27,8 +27,8 @@ from typing import Any, Final, Self
 import numpy as np
 
 from tegrad.bench import limits, models, plans
-from tegrad.bench.dependencies import ALL_FORMS, gpu_us, opened, printed, slope
-from tegrad.bench.gpu import spawned
+from tegrad.bench.dependencies import ALL_FORMS
+from tegrad.bench.gpu import gpu_us, opened, printed, slope, spawned
 from tegrad.bench.models import SHAPES
 from tegrad.hw.chips import by_arch
 from tegrad.llm.arch import Config

@@ -31,7 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.bench import limits, models, plans
-from tegrad.bench.dependencies import ALL_FORMS, gpu_us, opened, printed
+from tegrad.bench.dependencies import ALL_FORMS
+from tegrad.bench.gpu import gpu_us, opened, printed
 from tegrad.bench.kernels import weight_bytes
 from tegrad.bench.plans import PLANS
 from tegrad.llm.cache import KvCache

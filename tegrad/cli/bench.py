@@ -375,7 +375,7 @@ def kernels(
 
     if not static:
         from tegrad.bench import steps
-        from tegrad.bench.dependencies import opened
+        from tegrad.bench.gpu import opened
 
         _known("plan", [plan], PLANS)
         with opened() as device:

@@ -20,7 +20,7 @@ def small_board(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb:14GiB")
     monkeypatch.setenv("DEV", "NV")
     monkeypatch.setenv("HCQDEV_WAIT_TIMEOUT_MS", "60000")
-    monkeypatch.setattr("tegrad.bench.dependencies.PASSES", 1)
+    monkeypatch.setattr("tegrad.bench.gpu.PASSES", 1)
 
 
 def measured(*command: str) -> Any:

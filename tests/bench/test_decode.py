@@ -196,7 +196,7 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, value in (("provide", lambda name: path), ("SAMPLE_TOKENS", 4), ("REPETITIONS", 1)):
         monkeypatch.setattr(decode, name, value)
     monkeypatch.setattr("tegrad.bench.limits.READ_BYTES", 1 << 20)
-    monkeypatch.setattr("tegrad.bench.dependencies.PASSES", 1)
+    monkeypatch.setattr("tegrad.bench.gpu.PASSES", 1)
     return path
 
 

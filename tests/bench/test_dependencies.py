@@ -11,6 +11,7 @@ from tinygrad.device import BufferSpec
 
 from tegrad.bench import dependencies
 from tegrad.bench.dependencies import ALL_FORMS, HOPPER, Probe
+from tegrad.bench.gpu import opened
 from tegrad.nv import replay
 from tegrad.nv.qmd import QMD
 from tegrad.nv.replay import DEPENDENCIES, Launch, Recording, up_to
@@ -27,7 +28,7 @@ def racing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setenv("TEGRAD_BOARD", request.param)
     monkeypatch.setenv("TEGRAD_RACE", "9")
     monkeypatch.setenv("DEV", "NV")
-    with dependencies.opened() as device:
+    with opened() as device:
         yield device
 
 
@@ -68,7 +69,7 @@ def test_a_form_that_orders_nothing_is_tried_with_kernels_that_wait(
     racing: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dependencies, "RECORDED_LAUNCHES", (2, 4))
-    monkeypatch.setattr(dependencies, "PASSES", 2)
+    monkeypatch.setattr("tegrad.bench.gpu.PASSES", 2)
     asked: list[bool] = []
 
     def right(probe: Probe, form: Any) -> bool:
@@ -113,7 +114,7 @@ def test_a_form_is_measured_and_printed(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setenv("DEV", "NV")
     monkeypatch.setattr(dependencies, "SHAPES", ((1, 32),))
     monkeypatch.setattr(dependencies, "RECORDED_LAUNCHES", (2, 4))
-    monkeypatch.setattr(dependencies, "PASSES", 2)
+    monkeypatch.setattr("tegrad.bench.gpu.PASSES", 2)
     (row,) = dependencies.show(["chain"])
     assert capsys.readouterr().out.splitlines() == [dependencies.line(row)]
     assert (row["form"], row["blocks"], row["threads"], row["right"]) == ("chain", 1, 32, True)

@@ -78,7 +78,7 @@ def test_the_baselines_bytes_are_those_of_the_tensors() -> None:
 
 @pytest.mark.board
 def test_each_form_reads_up_to_the_last_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tegrad.bench.dependencies.PASSES", 1)
+    monkeypatch.setattr("tegrad.bench.gpu.PASSES", 1)
     with use_board("agx-orin-64gb"):
         from tinygrad import Device
         from tinygrad.device import BufferSpec

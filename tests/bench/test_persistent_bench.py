@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tegrad.bench import models, persistent
-from tegrad.bench.dependencies import opened
+from tegrad.bench.gpu import opened
 from tegrad.llm.persistent import Tuning
 
 SMALL = Tuning(consumers=4, per_tile=1, epilogue=2, pipeline_stages=3, attention_warps=4)

@@ -109,7 +109,7 @@ def test_the_products_of_a_prompt_are_measured(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("HCQDEV_WAIT_TIMEOUT_MS", "60000")
     monkeypatch.setattr("tegrad.bench.products.ROTATION_BYTES", 4 << 20)
     monkeypatch.setattr(bench, "LEAST_LAUNCHES", 1)
-    monkeypatch.setattr("tegrad.bench.dependencies.PASSES", 1)
+    monkeypatch.setattr("tegrad.bench.gpu.PASSES", 1)
     monkeypatch.setitem(SHAPES, "tiny", TINY)  # type: ignore[arg-type]
     command = ["prefill", "tiny-q6k", "--tokens", "8", "--attention", "0", "--json"]
     done = CliRunner().invoke(app, command, catch_exceptions=False)

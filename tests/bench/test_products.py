@@ -35,7 +35,7 @@ def test_the_products_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEV", "NV")
     monkeypatch.setenv("HCQDEV_WAIT_TIMEOUT_MS", "60000")
     for name, value in (("products.ROTATION_BYTES", 1 << 21), ("limits.READ_BYTES", 1 << 20),
-                        ("products.LEAST_LAUNCHES", 1), ("dependencies.PASSES", 1)):  # fmt: skip
+                        ("products.LEAST_LAUNCHES", 1), ("gpu.PASSES", 1)):  # fmt: skip
         monkeypatch.setattr(f"tegrad.bench.{name}", value)
     monkeypatch.setitem(SHAPES, "tiny", TINY)  # type: ignore[arg-type]
     done = CliRunner().invoke(app, ["products", "tiny-q6k", "--json"], catch_exceptions=False)

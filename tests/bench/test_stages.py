@@ -15,7 +15,7 @@ TINY = ModelShape("llama", 320, 512, 1024, 2, 8, 4, 64, 4096, 0, eps=1e-5)
 def test_every_kernel_of_a_step_is_left_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb:14GiB")
     monkeypatch.setenv("HCQDEV_WAIT_TIMEOUT_MS", "60000")
-    monkeypatch.setattr("tegrad.bench.dependencies.PASSES", 1)
+    monkeypatch.setattr("tegrad.bench.gpu.PASSES", 1)
     monkeypatch.setattr("tegrad.bench.limits.READ_BYTES", 1 << 20)
     monkeypatch.setitem(SHAPES, "tiny", TINY)
     seen: list[int] = []

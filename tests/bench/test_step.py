@@ -21,7 +21,7 @@ def test_a_step_and_its_kinds_of_launches_are_measured(
 ) -> None:
     for name, value in (("TEGRAD_BOARD", "gh100"), ("DEV", "NV"), ("HCQDEV_WAIT_TIMEOUT_MS", "60000")):
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("tegrad.bench.dependencies.PASSES", 1)
+    monkeypatch.setattr("tegrad.bench.gpu.PASSES", 1)
     path = write(tmp_path / "model.gguf", Shape(layers=1), TYPE.Q8_0)
     done = CliRunner().invoke(app, ["step", str(path), *flags, "--json"], catch_exceptions=False)
     found = json.loads(done.output.splitlines()[-1])

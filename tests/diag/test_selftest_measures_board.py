@@ -17,7 +17,7 @@ import pytest
 from stage_runs import ROWS, Told, always, shared_board
 
 import tegrad
-from tegrad.bench.dependencies import opened
+from tegrad.bench.gpu import opened
 from tegrad.diag.selftest import packets, preemption, runner, streaming
 from tegrad.diag.selftest.child import perform
 from tegrad.nv import memory_record, probes, turns

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from small_tunings import LANES, TENSOR
 from tiny_llama import SHAPES, TYPE, Shape, write
 
-from tegrad.bench.dependencies import opened
+from tegrad.bench.gpu import opened
 from tegrad.llm.cache import KvCache
 from tegrad.llm.formats import Q6_K
 from tegrad.llm.packed import PackedModel

@@ -13,7 +13,7 @@ from decode_steps import decode, errors
 from small_tunings import LANES, TENSOR
 from tiny_llama import TYPE, Shape, write
 
-from tegrad.bench.dependencies import opened
+from tegrad.bench.gpu import opened
 from tegrad.llm.cache import KvCache
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.persistent import PersistentPlan

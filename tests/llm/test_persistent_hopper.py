@@ -12,7 +12,7 @@ from hopper_board import hopper
 from small_tunings import SMALL
 from tiny_llama import SHAPES, TYPE, write
 
-from tegrad.bench.dependencies import opened
+from tegrad.bench.gpu import opened
 from tegrad.llm.cache import KvCache
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.persistent import PersistentPlan, Tuning

@@ -6,7 +6,7 @@ import pytest
 from decode_steps import TOKENS, decoded, errors
 from tiny_llama import SHAPES, TYPE, write
 
-from tegrad.bench.dependencies import opened
+from tegrad.bench.gpu import opened
 from tegrad.llm.reference import Reference
 
 pytestmark = [pytest.mark.board, pytest.mark.long]

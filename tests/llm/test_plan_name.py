@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tiny_llama import SHAPES, TYPE, Shape, write
 
-from tegrad.bench.dependencies import opened
+from tegrad.bench.gpu import opened
 from tegrad.llm import engine as module
 from tegrad.llm.engine import Engine
 from tegrad.llm.gguf import Gguf

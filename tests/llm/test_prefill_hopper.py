@@ -22,7 +22,7 @@ def test_hoppers_builds_compute_prompts_and_batches(
 ) -> None:
     monkeypatch.setenv("TEGRAD_BOARD", "gh100")
     monkeypatch.setenv("DEV", "NV")
-    from tegrad.bench.dependencies import opened
+    from tegrad.bench.gpu import opened
     from tegrad.llm.batch import Batch
     from tegrad.llm.gemm import PICKS
     from tegrad.llm.packed import PackedModel

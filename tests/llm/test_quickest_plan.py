@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tiny_llama import TYPE, Shape, write
 
-from tegrad.bench.dependencies import opened
+from tegrad.bench.gpu import opened
 from tegrad.llm.engine import Engine
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.persistent import NEAR_POSITIONS, PersistentPlan
