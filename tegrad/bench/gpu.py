@@ -83,7 +83,7 @@ def slope(device: Gpu, launches: Sequence[Launch], form: Dependency, few: int, m
 
 
 def spawned(work: Callable[..., T], jobs: Sequence[tuple[Any, ...]], processes: int | None = None) -> Iterator[T]:
-    """What `work` returns for each of the jobs, its arguments, in order; new processes share them, one for each core."""
+    """What `work` returns for each of the jobs, its arguments, in order; new processes share them, one a core."""
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         yield from pool.map(work, *zip(*jobs, strict=True))
 

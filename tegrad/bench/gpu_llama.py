@@ -7,10 +7,9 @@ Importing this raises ImportError where the package is missing, RuntimeError whe
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from llama_cpp import llama_cpp as lib
@@ -27,9 +26,19 @@ def _silent(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
 
 
 class Peer:
-    """A model in llama.cpp, all of it on the GPU: logits of every position, so many tokens at once."""
+    """A model in llama.cpp, all of it on the GPU, freed at the end of a `with`: logits of every position.
+
+    With 1 `at_once` it takes a text by steps, with more by prompts, which other kernels compute. RecordError if the
+    library was built without CUDA.
+    """
 
     def __init__(self, path: Path, context: int, keys: int, values: int, at_once: int) -> None:
+        lib.llama_log_set(_silent, ctypes.c_void_p(0))
+        lib.llama_backend_init()
+        if not lib.llama_supports_gpu_offload():
+            raise RecordError(
+                "llama-cpp-python is built without CUDA: CMAKE_ARGS=-DGGML_CUDA=on pip install llama-cpp-python"
+            )
         params = lib.llama_model_default_params()
         params.n_gpu_layers = 999
         self.model: Any = lib.llama_model_load_from_file(str(path).encode(), params)
@@ -40,6 +49,12 @@ class Peer:
         self._params.n_ctx = self._params.n_batch = context
         self._params.n_ubatch = at_once
         self._params.type_k, self._params.type_v, self._params.flash_attn_type = keys, values, ON
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        lib.llama_model_free(self.model)
 
     def logits(self, tokens: Sequence[int]) -> np.ndarray:
         """Logits (len(tokens), vocab) after each token; RecordError if they do not fit."""
@@ -58,22 +73,3 @@ class Peer:
         finally:
             lib.llama_batch_free(batch)
             lib.llama_free(context)
-
-
-@contextmanager
-def peer(path: Path, context: int, keys: int, values: int, at_once: int) -> Iterator[Peer]:
-    """A model in llama.cpp on the GPU, freed at the end; RecordError if the library was built without CUDA.
-
-    With 1 `at_once` it takes a text by steps, with more by prompts, which other kernels compute.
-    """
-    lib.llama_log_set(_silent, ctypes.c_void_p(0))
-    lib.llama_backend_init()
-    if not lib.llama_supports_gpu_offload():
-        raise RecordError(
-            "llama-cpp-python is built without CUDA: CMAKE_ARGS=-DGGML_CUDA=on pip install llama-cpp-python"
-        )
-    opened = Peer(path, context, keys, values, at_once)
-    try:
-        yield opened
-    finally:
-        lib.llama_model_free(opened.model)

@@ -110,7 +110,9 @@ def _checkout(id: str, what: str, path: str = "", *, long: bool = False) -> Meas
     return Measure(id, what, False, partial(in_checkout, id), path, long, checkout=True)
 
 
-def _of(id: str, what: str, take: Callable[..., Record], *how: object, gpu: bool = False, long: bool = False) -> Measure:
+def _of(
+    id: str, what: str, take: Callable[..., Record], *how: object, gpu: bool = False, long: bool = False
+) -> Measure:
     """A figure whose function takes its id, too."""
     return Measure(id, what, gpu, partial(take, id, *how), long=long)
 

@@ -117,7 +117,8 @@ def gemms(
         with Rows(made, SMALL_M, POSITIONS, pick) as rows:
             for at, block in enumerate(rows.network.blocks):
                 rows.layer(at, SMALL_M, rows.x, lambda at, op: ())
-                roles += [*("qkv" for _ in made.layers[at].qkv), *(op.role for op in block if isinstance(op, Add | Gate))]
+                roles += ["qkv"] * len(made.layers[at].qkv)
+                roles += [op.role for op in block if isinstance(op, Add | Gate)]
             rows.logits(rows.x, SMALL_M, rows.x)
     return Counter(zip([*roles, "logits"], noted, strict=True))
 

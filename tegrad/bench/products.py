@@ -137,9 +137,7 @@ class ProductBench(Bench):
     def us(self, product: Product, cut: LaunchConfig) -> float:
         """Microseconds that a launch of the product adds."""
         program, stride = product.load(self.device, cut), sum(self._sizes(product))
-        return self.added_us(
-            lambda at: self._launch(program, product, cut, at), stride, LEAST_LAUNCHES, ROTATION_BYTES
-        )
+        return self.added_us(lambda at: self._launch(program, product, cut, at), stride, LEAST_LAUNCHES, ROTATION_BYTES)
 
     def _sizes(self, product: Product) -> list[int]:
         """Bytes of each part's matrix, from one 256-byte dependency to the next."""

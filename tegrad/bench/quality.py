@@ -221,7 +221,7 @@ class Llama:
         """A file in it, for texts of so many tokens, as it runs beside an engine of ours."""
         more = {"at_once": PROMPT_TOKENS if engine in PROMPTS else 1} if self.by_steps else {}
         kind = int(GGMLQuantizationType.Q8_0 if engine in Q8_CACHE else GGMLQuantizationType.F16)
-        found: AbstractContextManager[Any] = import_module(f"tegrad.bench.{self.module}").peer(
+        found: AbstractContextManager[Any] = import_module(f"tegrad.bench.{self.module}").Peer(
             path, length, keys=kind, values=kind, **more
         )
         return found

@@ -143,7 +143,8 @@ def test_a_way_of_choice_stands_in_the_command() -> None:
     way = decode.Ways("many", "chain-lean")
     assert way.command(target) == "tegrad bench decode decode-3b-q6k --plan many --dependency chain-lean"
     assert set(way.engine) == {"steps_per_submission", "plan", "dependency"}
-    assert set(decode.Ways("overlapped", "chain-latch-program").engine) == {"steps_per_submission", "plan", "overlapped"}
+    early = decode.Ways("overlapped", "chain-latch-program").engine
+    assert set(early) == {"steps_per_submission", "plan", "overlapped"}
     assert decode.Ways(steps_per_submission=3).engine == {"steps_per_submission": 3}
     assert (
         decode.Ways(steps_per_submission=3).command(target)
@@ -297,7 +298,9 @@ def test_the_command_knows_its_figures_and_plans(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("board", ["", "agx-orin-64gb"])
-def test_a_boards_samples_are_not_kept_among_a_gpus(board: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_boards_samples_are_not_kept_beside_a_gpus(
+    board: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from typer.testing import CliRunner
 
     from tegrad.bench import gpu

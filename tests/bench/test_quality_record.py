@@ -115,7 +115,7 @@ def test_a_gpus_llama_cpp_takes_prompts_beside_our_prompts_and_steps_beside_our_
             asked.append((module, how))
             return nullcontext()
 
-        monkeypatch.setitem(sys.modules, f"tegrad.bench.{module}", SimpleNamespace(peer=peer))
+        monkeypatch.setitem(sys.modules, f"tegrad.bench.{module}", SimpleNamespace(Peer=peer))
     for llama in quality.PEERS:
         for engine in ("prefill", "decode-q8"):
             llama.opened(engine, Path("file"), 8)

@@ -1,5 +1,66 @@
-"""CPU llama.cpp for the tests: pytest.importorskip("llama_cpp") leaves out what needs it."""
+"""CPU llama.cpp for the tests: pytest.importorskip("llama_cpp") leaves out what needs it.
 
-from tegrad.bench.cpu_llama import F16, F32, Q8_0, Peer, peer
+To the logits that the benches compare it adds states, and answers that llama.cpp continues by itself.
+"""
 
-__all__ = ["F16", "F32", "Q8_0", "Peer", "peer"]
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from cyllama.llama import llama_cpp as lib
+
+from tegrad.bench import cpu_llama
+from tegrad.bench.cpu_llama import F16, F32, Q8_0
+
+__all__ = ["F16", "F32", "Q8_0", "Chooser", "Peer", "peer"]
+
+Chooser: TypeAlias = Callable[[np.ndarray, list[int]], int | None]
+"""The next token, by its logits and the tokens so far; None ends an answer."""
+
+
+class Peer(cpu_llama.Peer):
+    """A model in llama.cpp."""
+
+    def hidden(self, tokens: Sequence[int]) -> np.ndarray:
+        """The states (len(tokens), dim) of each token that its vectors of texts are pooled of."""
+        self._params.embeddings, self._params.pooling_type = True, 0  # none
+        context = lib.LlamaContext(model=self.model, params=self._params, verbose=False)
+        try:
+            batch = lib.LlamaBatch(n_tokens=len(tokens), embd=0, n_seq_max=1)
+            batch.set_batch(list(tokens), 0, True)
+            context.decode(batch)
+            return np.array([context.get_embeddings_ith(at) for at in range(len(tokens))], np.float32)
+        finally:
+            context.close()
+            self._params.embeddings = False
+
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        """The prompt and the tokens that llama.cpp itself continues it with."""
+        return [*prompt, *next(self.answers(prompt, count, [lambda logits, _: int(logits.argmax())]))]
+
+    def answers(self, prompt: Sequence[int], count: int, choosers: Iterable[Chooser]) -> Iterator[list[int]]:
+        """Up to `count` tokens after a prompt, as each of some choosers takes them."""
+        context = lib.LlamaContext(model=self.model, params=self._params, verbose=False)
+        kept = 0
+        try:
+            for choose in choosers:
+                said: list[int] = []
+                context.memory_seq_rm(0, kept, -1)
+                fed, at = list(prompt[kept:]), kept
+                while len(said) < count:
+                    batch = lib.LlamaBatch(n_tokens=len(fed), embd=0, n_seq_max=1)
+                    batch.set_batch(fed, at, False)
+                    context.decode(batch)
+                    at, kept = at + len(fed), len(prompt) - 1
+                    if (token := choose(np.array(context.get_logits_ith(-1), np.float32), said)) is None:
+                        break
+                    said.append(token)
+                    fed = [token]
+                yield said
+        finally:
+            context.close()
+
+
+peer = Peer
