@@ -121,6 +121,12 @@ def test_struct_is_laid_out_like_the_header(name: str) -> None:
             assert (element(-1).value < 0) == field["signed"], path
 
 
+@pytest.mark.parametrize(("text", "error"), [("u24 id", KeyError), ("u32 id[", ValueError), ("u32", ValueError)])
+def test_what_declares_no_member_is_refused(text: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        structs.members(text)
+
+
 def test_every_argument_struct_is_checked() -> None:
     ours = {
         cls
