@@ -1,15 +1,15 @@
 """Every ioctl of the drivers tegrad talks to, as data: number, direction, argument, and the fields that matter.
 
-A row says which fields carry file descriptors in or out and which carry user pointers with the rule for their length;
-the same rows serve the client that calls, the board that answers and the tracer that prints. Request numbers follow
-from fd kind, number, direction and struct size, and are tested against tests/data/uapi.json.
+A row says which fields carry file descriptors in or out and which carry user pointers; the same rows serve the client
+that calls, the board that answers and the tracer that prints. Request numbers follow from fd kind, number, direction
+and struct size, and are tested against tests/data/uapi.json.
 Source: L4T r36.4.3 uapi headers; pointer and fd roles from the driver's handlers.
 """
 
 import ctypes
 from collections.abc import Mapping
-from ctypes import c_int32, c_uint8, c_uint32
-from dataclasses import dataclass, field
+from ctypes import c_int32, c_uint32
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
@@ -17,8 +17,7 @@ from tegrad.uapi import structs as s
 
 FdKind = Literal["ctrl", "as", "tsg", "channel", "nvmap", "fence"]
 Direction = Literal["none", "w", "r", "rw"]
-Flow = Literal["in", "out", "inout"]
-CType = type[ctypes.Structure] | type[ctypes.Union] | type[c_int32] | type[c_uint32] | type[c_uint8]
+CType = type[ctypes.Structure] | type[ctypes.Union] | type[c_int32] | type[c_uint32]
 
 MAGIC: Mapping[str, str] = MappingProxyType(
     {"ctrl": "G", "as": "A", "tsg": "T", "channel": "H", "nvmap": "N", "fence": "X"}
@@ -33,32 +32,11 @@ MAX_ARG_SIZE: Mapping[str, int] = MappingProxyType({"ctrl": 264, "as": 40, "tsg"
 
 
 @dataclass(frozen=True, slots=True)
-class Pointer:
-    """The memory behind a pointer field: `count` items of `item`, read (in) or written (out) by the driver.
-
-    `count` and `times` name fields of the same struct (dotted for members); bytes = count * times * sizeof(item).
-    `count` is None where the driver takes the length from elsewhere (one item per SM). `fds`: the items are fds.
-    """
-
-    count: str | None
-    flow: Flow
-    item: CType = c_uint8
-    times: str | None = None
-    fds: bool = False
-
-    def nbytes(self, arg: object) -> int | None:
-        """Length of the memory in bytes for this argument struct, or None if the struct does not say."""
-        if self.count is None:
-            return None
-        scale = 1 if self.times is None else get_field(arg, self.times)
-        return get_field(arg, self.count) * scale * ctypes.sizeof(self.item)
-
-
-@dataclass(frozen=True, slots=True)
 class Ioctl:
     """One ioctl. `direction` is from the user's side as in the header: w = the kernel reads, r = it writes back.
 
-    `sleeps`: it waits for something that may take long, up to a time of its caller's.
+    Members of members are named with dots. `sleeps`: it waits for something that may take long, up to a time of its
+    caller's.
     """
 
     name: str
@@ -71,7 +49,7 @@ class Ioctl:
     by_value: bool = False
     fds_in: tuple[str, ...] = ()
     fds_out: tuple[str, ...] = ()
-    pointers: Mapping[str, Pointer] = field(default_factory=lambda: MappingProxyType({}))
+    pointers: tuple[str, ...] = ()
     sleeps: bool = False
 
     @property
@@ -120,13 +98,12 @@ def _row(
     by_value: bool = False,
     fds_in: tuple[str, ...] = (),
     fds_out: tuple[str, ...] = (),
-    pointers: Mapping[str, Pointer] | None = None,
+    pointers: tuple[str, ...] = (),
     sleeps: bool = False,
 ) -> Ioctl:
     name = header.removeprefix("NVGPU_").replace("IOCTL_", "").replace("IOC_", "")
     size = 0 if struct is None else ctypes.sizeof(struct)
     request = request_number(MAGIC[fd_kind], nr, direction, size)
-    pointers = MappingProxyType(pointers or {})
     row = Ioctl(name, header, fd_kind, nr, request, direction, struct, by_value, fds_in, fds_out, pointers, sleeps)
     ROWS.append(row)
     return row
@@ -143,7 +120,7 @@ NVGPU_GPU_IOCTL_GET_CHARACTERISTICS = _row(
     5,
     "rw",
     s.GpuGetCharacteristics,
-    pointers={"gpu_characteristics_buf_addr": Pointer("gpu_characteristics_buf_size", "out")},
+    pointers=("gpu_characteristics_buf_addr",),
 )
 NVGPU_GPU_IOCTL_PREPARE_COMPRESSIBLE_READ = _row(
     "NVGPU_GPU_IOCTL_PREPARE_COMPRESSIBLE_READ", "ctrl", 6, "rw", s.GpuPrepareCompressibleRead
@@ -154,12 +131,7 @@ NVGPU_GPU_IOCTL_MARK_COMPRESSIBLE_WRITE = _row(
 NVGPU_GPU_IOCTL_ALLOC_AS = _row("NVGPU_GPU_IOCTL_ALLOC_AS", "ctrl", 8, "rw", s.AllocAs, fds_out=("as_fd",))
 NVGPU_GPU_IOCTL_OPEN_TSG = _row("NVGPU_GPU_IOCTL_OPEN_TSG", "ctrl", 9, "rw", s.GpuOpenTsg, fds_out=("tsg_fd",))
 NVGPU_GPU_IOCTL_GET_TPC_MASKS = _row(
-    "NVGPU_GPU_IOCTL_GET_TPC_MASKS",
-    "ctrl",
-    10,
-    "rw",
-    s.GpuGetTpcMasks,
-    pointers={"mask_buf_addr": Pointer("mask_buf_size", "out")},
+    "NVGPU_GPU_IOCTL_GET_TPC_MASKS", "ctrl", 10, "rw", s.GpuGetTpcMasks, pointers=("mask_buf_addr",)
 )
 NVGPU_GPU_IOCTL_OPEN_CHANNEL = _row(
     "NVGPU_GPU_IOCTL_OPEN_CHANNEL", "ctrl", 11, "rw", s.GpuOpenChannel, fds_out=("channel_fd",)
@@ -170,24 +142,14 @@ NVGPU_GPU_IOCTL_SET_SM_DEBUG_MODE = _row(
     "NVGPU_GPU_IOCTL_SET_SM_DEBUG_MODE", "ctrl", 15, "rw", s.GpuSmDebugMode, fds_in=("channel_fd",)
 )
 NVGPU_GPU_IOCTL_WAIT_FOR_PAUSE = _row(
-    "NVGPU_GPU_IOCTL_WAIT_FOR_PAUSE",
-    "ctrl",
-    16,
-    "rw",
-    s.GpuWaitPause,
-    pointers={"pwarpstate": Pointer(None, "out", s.Warpstate)},
+    "NVGPU_GPU_IOCTL_WAIT_FOR_PAUSE", "ctrl", 16, "rw", s.GpuWaitPause, pointers=("pwarpstate",)
 )
 NVGPU_GPU_IOCTL_GET_TPC_EXCEPTION_EN_STATUS = _row(
     "NVGPU_GPU_IOCTL_GET_TPC_EXCEPTION_EN_STATUS", "ctrl", 17, "rw", s.GpuTpcExceptionEnStatus
 )
 NVGPU_GPU_IOCTL_NUM_VSMS = _row("NVGPU_GPU_IOCTL_NUM_VSMS", "ctrl", 18, "rw", s.GpuNumVsms)
 NVGPU_GPU_IOCTL_VSMS_MAPPING = _row(
-    "NVGPU_GPU_IOCTL_VSMS_MAPPING",
-    "ctrl",
-    19,
-    "rw",
-    s.GpuVsmsMapping,
-    pointers={"vsms_map_buf_addr": Pointer(None, "out", s.GpuVsmsMappingEntry)},
+    "NVGPU_GPU_IOCTL_VSMS_MAPPING", "ctrl", 19, "rw", s.GpuVsmsMapping, pointers=("vsms_map_buf_addr",)
 )
 NVGPU_GPU_IOCTL_RESUME_FROM_PAUSE = _row("NVGPU_GPU_IOCTL_RESUME_FROM_PAUSE", "ctrl", 21, "none", None)
 NVGPU_GPU_IOCTL_TRIGGER_SUSPEND = _row("NVGPU_GPU_IOCTL_TRIGGER_SUSPEND", "ctrl", 22, "none", None)
@@ -197,39 +159,19 @@ NVGPU_GPU_IOCTL_GET_CPU_TIME_CORRELATION_INFO = _row(
 )
 NVGPU_GPU_IOCTL_GET_GPU_TIME = _row("NVGPU_GPU_IOCTL_GET_GPU_TIME", "ctrl", 25, "rw", s.GpuGetGpuTime)
 NVGPU_GPU_IOCTL_GET_ENGINE_INFO = _row(
-    "NVGPU_GPU_IOCTL_GET_ENGINE_INFO",
-    "ctrl",
-    26,
-    "rw",
-    s.GpuGetEngineInfo,
-    pointers={"engine_info_buf_addr": Pointer("engine_info_buf_size", "out")},
+    "NVGPU_GPU_IOCTL_GET_ENGINE_INFO", "ctrl", 26, "rw", s.GpuGetEngineInfo, pointers=("engine_info_buf_addr",)
 )
 NVGPU_GPU_IOCTL_ALLOC_VIDMEM = _row(
     "NVGPU_GPU_IOCTL_ALLOC_VIDMEM", "ctrl", 27, "rw", s.GpuAllocVidmem, fds_out=("out.dmabuf_fd",)
 )
 NVGPU_GPU_IOCTL_CLK_GET_RANGE = _row(
-    "NVGPU_GPU_IOCTL_CLK_GET_RANGE",
-    "ctrl",
-    28,
-    "rw",
-    s.GpuClkRange,
-    pointers={"clk_range_entries": Pointer("num_entries", "inout", s.GpuClkRangeItem)},
+    "NVGPU_GPU_IOCTL_CLK_GET_RANGE", "ctrl", 28, "rw", s.GpuClkRange, pointers=("clk_range_entries",)
 )
 NVGPU_GPU_IOCTL_CLK_GET_VF_POINTS = _row(
-    "NVGPU_GPU_IOCTL_CLK_GET_VF_POINTS",
-    "ctrl",
-    29,
-    "rw",
-    s.GpuClkVfPoints,
-    pointers={"clk_vf_point_entries": Pointer("max_entries", "out", s.GpuClkVfPoint)},
+    "NVGPU_GPU_IOCTL_CLK_GET_VF_POINTS", "ctrl", 29, "rw", s.GpuClkVfPoints, pointers=("clk_vf_point_entries",)
 )
 NVGPU_GPU_IOCTL_CLK_GET_INFO = _row(
-    "NVGPU_GPU_IOCTL_CLK_GET_INFO",
-    "ctrl",
-    30,
-    "rw",
-    s.GpuClkGetInfo,
-    pointers={"clk_info_entries": Pointer("num_entries", "inout", s.GpuClkInfo)},
+    "NVGPU_GPU_IOCTL_CLK_GET_INFO", "ctrl", 30, "rw", s.GpuClkGetInfo, pointers=("clk_info_entries",)
 )
 NVGPU_GPU_IOCTL_CLK_SET_INFO = _row(
     "NVGPU_GPU_IOCTL_CLK_SET_INFO",
@@ -238,7 +180,7 @@ NVGPU_GPU_IOCTL_CLK_SET_INFO = _row(
     "rw",
     s.GpuClkSetInfo,
     fds_out=("completion_fd",),
-    pointers={"clk_info_entries": Pointer("num_entries", "in", s.GpuClkInfo)},
+    pointers=("clk_info_entries",),
 )
 NVGPU_GPU_IOCTL_GET_EVENT_FD = _row(
     "NVGPU_GPU_IOCTL_GET_EVENT_FD", "ctrl", 32, "rw", s.GpuGetEventFd, fds_out=("event_fd",)
@@ -249,23 +191,13 @@ NVGPU_GPU_IOCTL_GET_CURRENT = _row("NVGPU_GPU_IOCTL_GET_CURRENT", "ctrl", 35, "r
 NVGPU_GPU_IOCTL_GET_POWER = _row("NVGPU_GPU_IOCTL_GET_POWER", "ctrl", 36, "rw", s.GpuGetPower)
 NVGPU_GPU_IOCTL_GET_TEMPERATURE = _row("NVGPU_GPU_IOCTL_GET_TEMPERATURE", "ctrl", 37, "rw", s.GpuGetTemperature)
 NVGPU_GPU_IOCTL_GET_FBP_L2_MASKS = _row(
-    "NVGPU_GPU_IOCTL_GET_FBP_L2_MASKS",
-    "ctrl",
-    38,
-    "rw",
-    s.GpuGetFbpL2Masks,
-    pointers={"mask_buf_addr": Pointer("mask_buf_size", "out")},
+    "NVGPU_GPU_IOCTL_GET_FBP_L2_MASKS", "ctrl", 38, "rw", s.GpuGetFbpL2Masks, pointers=("mask_buf_addr",)
 )
 NVGPU_GPU_IOCTL_SET_THERM_ALERT_LIMIT = _row(
     "NVGPU_GPU_IOCTL_SET_THERM_ALERT_LIMIT", "ctrl", 39, "rw", s.GpuSetThermAlertLimit
 )
 NVGPU_GPU_IOCTL_SET_DETERMINISTIC_OPTS = _row(
-    "NVGPU_GPU_IOCTL_SET_DETERMINISTIC_OPTS",
-    "ctrl",
-    40,
-    "rw",
-    s.GpuSetDeterministicOpts,
-    pointers={"channels": Pointer("num_channels", "in", c_int32, fds=True)},
+    "NVGPU_GPU_IOCTL_SET_DETERMINISTIC_OPTS", "ctrl", 40, "rw", s.GpuSetDeterministicOpts, pointers=("channels",)
 )
 NVGPU_GPU_IOCTL_REGISTER_BUFFER = _row(
     "NVGPU_GPU_IOCTL_REGISTER_BUFFER",
@@ -274,7 +206,7 @@ NVGPU_GPU_IOCTL_REGISTER_BUFFER = _row(
     "rw",
     s.GpuRegisterBuffer,
     fds_in=("dmabuf_fd",),
-    pointers={"metadata_addr": Pointer("metadata_size", "in")},
+    pointers=("metadata_addr",),
 )
 NVGPU_GPU_IOCTL_GET_BUFFER_INFO = _row(
     "NVGPU_GPU_IOCTL_GET_BUFFER_INFO",
@@ -283,7 +215,7 @@ NVGPU_GPU_IOCTL_GET_BUFFER_INFO = _row(
     "rw",
     s.GpuGetBufferInfo,
     fds_in=("in_.dmabuf_fd",),
-    pointers={"in_.metadata_addr": Pointer("in_.metadata_size", "out")},
+    pointers=("in_.metadata_addr",),
 )
 NVGPU_GPU_IOCTL_GET_GPC_LOCAL_TO_PHYSICAL_MAP = _row(
     "NVGPU_GPU_IOCTL_GET_GPC_LOCAL_TO_PHYSICAL_MAP",
@@ -291,7 +223,7 @@ NVGPU_GPU_IOCTL_GET_GPC_LOCAL_TO_PHYSICAL_MAP = _row(
     43,
     "rw",
     s.GpuGetGpcPhysicalMap,
-    pointers={"physical_gpc_buf_addr": Pointer("map_buf_size", "out")},
+    pointers=("physical_gpc_buf_addr",),
 )
 NVGPU_GPU_IOCTL_GET_GPC_LOCAL_TO_LOGICAL_MAP = _row(
     "NVGPU_GPU_IOCTL_GET_GPC_LOCAL_TO_LOGICAL_MAP",
@@ -299,7 +231,7 @@ NVGPU_GPU_IOCTL_GET_GPC_LOCAL_TO_LOGICAL_MAP = _row(
     44,
     "rw",
     s.GpuGetGpcLogicalMap,
-    pointers={"logical_gpc_buf_addr": Pointer("map_buf_size", "out")},
+    pointers=("logical_gpc_buf_addr",),
 )
 
 # address-space fd
@@ -314,28 +246,18 @@ NVGPU_AS_IOCTL_MAP_BUFFER_EX = _row(
     "NVGPU_AS_IOCTL_MAP_BUFFER_EX", "as", 7, "rw", s.AsMapBufferEx, fds_in=("dmabuf_fd",)
 )
 NVGPU_AS_IOCTL_GET_VA_REGIONS = _row(
-    "NVGPU_AS_IOCTL_GET_VA_REGIONS", "as", 8, "rw", s.AsGetVaRegions, pointers={"buf_addr": Pointer("buf_size", "out")}
+    "NVGPU_AS_IOCTL_GET_VA_REGIONS", "as", 8, "rw", s.AsGetVaRegions, pointers=("buf_addr",)
 )
 NVGPU_AS_IOCTL_GET_BUFFER_COMPBITS_INFO = _row(
     "NVGPU_AS_IOCTL_GET_BUFFER_COMPBITS_INFO", "as", 9, "rw", s.AsGetBufferCompbitsInfo
 )
 NVGPU_AS_IOCTL_MAP_BUFFER_COMPBITS = _row("NVGPU_AS_IOCTL_MAP_BUFFER_COMPBITS", "as", 10, "rw", s.AsMapBufferCompbits)
 NVGPU_AS_IOCTL_MAP_BUFFER_BATCH = _row(
-    "NVGPU_AS_IOCTL_MAP_BUFFER_BATCH",
-    "as",
-    11,
-    "rw",
-    s.AsMapBufferBatch,
-    pointers={
-        "unmaps": Pointer("num_unmaps", "in", s.AsUnmapBuffer),
-        "maps": Pointer("num_maps", "inout", s.AsMapBufferEx),
-    },
+    "NVGPU_AS_IOCTL_MAP_BUFFER_BATCH", "as", 11, "rw", s.AsMapBufferBatch, pointers=("unmaps", "maps")
 )
 NVGPU_AS_IOCTL_GET_SYNC_RO_MAP = _row("NVGPU_AS_IOCTL_GET_SYNC_RO_MAP", "as", 12, "r", s.AsGetSyncRoMap)
 NVGPU_AS_IOCTL_MAPPING_MODIFY = _row("NVGPU_AS_IOCTL_MAPPING_MODIFY", "as", 13, "rw", s.AsMappingModify)
-NVGPU_AS_IOCTL_REMAP = _row(
-    "NVGPU_AS_IOCTL_REMAP", "as", 14, "rw", s.AsRemap, pointers={"ops": Pointer("num_ops", "inout", s.AsRemapOp)}
-)
+NVGPU_AS_IOCTL_REMAP = _row("NVGPU_AS_IOCTL_REMAP", "as", 14, "rw", s.AsRemap, pointers=("ops",))
 
 # TSG fd
 NVGPU_TSG_IOCTL_BIND_CHANNEL = _row("NVGPU_TSG_IOCTL_BIND_CHANNEL", "tsg", 1, "w", c_int32, fds_in=("value",))
@@ -355,12 +277,7 @@ NVGPU_TSG_IOCTL_BIND_CHANNEL_EX = _row(
     "NVGPU_TSG_IOCTL_BIND_CHANNEL_EX", "tsg", 11, "rw", s.TsgBindChannelEx, fds_in=("channel_fd",)
 )
 NVGPU_TSG_IOCTL_READ_SINGLE_SM_ERROR_STATE = _row(
-    "NVGPU_TSG_IOCTL_READ_SINGLE_SM_ERROR_STATE",
-    "tsg",
-    12,
-    "rw",
-    s.TsgReadSingleSmErrorState,
-    pointers={"record_mem": Pointer("record_size", "out")},
+    "NVGPU_TSG_IOCTL_READ_SINGLE_SM_ERROR_STATE", "tsg", 12, "rw", s.TsgReadSingleSmErrorState, pointers=("record_mem",)
 )
 NVGPU_TSG_IOCTL_SET_L2_MAX_WAYS_EVICT_LAST = _row(
     "NVGPU_TSG_IOCTL_SET_L2_MAX_WAYS_EVICT_LAST", "tsg", 13, "w", s.TsgL2MaxWaysEvictLast
@@ -375,12 +292,7 @@ NVGPU_TSG_IOCTL_BIND_SCHEDULING_DOMAIN = _row(
     "NVGPU_TSG_IOCTL_BIND_SCHEDULING_DOMAIN", "tsg", 16, "w", s.TsgBindSchedulingDomain, fds_in=("domain_fd",)
 )
 NVGPU_TSG_IOCTL_READ_ALL_SM_ERROR_STATES = _row(
-    "NVGPU_TSG_IOCTL_READ_ALL_SM_ERROR_STATES",
-    "tsg",
-    17,
-    "rw",
-    s.TsgReadAllSmErrorState,
-    pointers={"buffer_mem": Pointer("buffer_size", "out")},
+    "NVGPU_TSG_IOCTL_READ_ALL_SM_ERROR_STATES", "tsg", 17, "rw", s.TsgReadAllSmErrorState, pointers=("buffer_mem",)
 )
 NVGPU_TSG_IOCTL_CREATE_SUBCONTEXT = _row(
     "NVGPU_TSG_IOCTL_CREATE_SUBCONTEXT", "tsg", 18, "rw", s.TsgCreateSubcontext, fds_in=("as_fd",)
@@ -400,12 +312,7 @@ NVGPU_IOCTL_CHANNEL_WAIT = _row(
     "NVGPU_IOCTL_CHANNEL_WAIT", "channel", 102, "rw", s.Wait, fds_in=("condition.semaphore.dmabuf_fd",), sleeps=True
 )
 NVGPU_IOCTL_CHANNEL_SUBMIT_GPFIFO = _row(
-    "NVGPU_IOCTL_CHANNEL_SUBMIT_GPFIFO",
-    "channel",
-    107,
-    "rw",
-    s.SubmitGpfifo,
-    pointers={"gpfifo": Pointer("num_entries", "in", s.Gpfifo)},
+    "NVGPU_IOCTL_CHANNEL_SUBMIT_GPFIFO", "channel", 107, "rw", s.SubmitGpfifo, pointers=("gpfifo",)
 )
 NVGPU_IOCTL_CHANNEL_ALLOC_OBJ_CTX = _row("NVGPU_IOCTL_CHANNEL_ALLOC_OBJ_CTX", "channel", 108, "rw", s.AllocObjCtx)
 NVGPU_IOCTL_CHANNEL_ZCULL_BIND = _row("NVGPU_IOCTL_CHANNEL_ZCULL_BIND", "channel", 110, "rw", s.ZcullBind)
@@ -450,12 +357,8 @@ NVMAP_IOC_CREATE_64 = _row("NVMAP_IOC_CREATE_64", "nvmap", 1, "rw", s.CreateHand
 NVMAP_IOC_FROM_ID = _row("NVMAP_IOC_FROM_ID", "nvmap", 2, "rw", s.CreateHandle)
 NVMAP_IOC_ALLOC = _row("NVMAP_IOC_ALLOC", "nvmap", 3, "w", s.AllocHandle)
 NVMAP_IOC_FREE = _row("NVMAP_IOC_FREE", "nvmap", 4, "none", None, by_value=True)
-NVMAP_IOC_WRITE = _row(
-    "NVMAP_IOC_WRITE", "nvmap", 6, "w", s.RwHandle, pointers={"addr": Pointer("count", "in", times="elem_size")}
-)
-NVMAP_IOC_READ = _row(
-    "NVMAP_IOC_READ", "nvmap", 7, "w", s.RwHandle, pointers={"addr": Pointer("count", "out", times="elem_size")}
-)
+NVMAP_IOC_WRITE = _row("NVMAP_IOC_WRITE", "nvmap", 6, "w", s.RwHandle, pointers=("addr",))
+NVMAP_IOC_READ = _row("NVMAP_IOC_READ", "nvmap", 7, "w", s.RwHandle, pointers=("addr",))
 NVMAP_IOC_PARAM = _row("NVMAP_IOC_PARAM", "nvmap", 8, "rw", s.HandleParam)
 NVMAP_IOC_CACHE = _row("NVMAP_IOC_CACHE", "nvmap", 12, "w", s.CacheOp)
 NVMAP_IOC_CACHE_64 = _row("NVMAP_IOC_CACHE_64", "nvmap", 12, "w", s.CacheOp64)
@@ -463,25 +366,14 @@ NVMAP_IOC_GET_ID = _row("NVMAP_IOC_GET_ID", "nvmap", 13, "rw", s.CreateHandle)
 NVMAP_IOC_GET_FD = _row("NVMAP_IOC_GET_FD", "nvmap", 15, "rw", s.CreateHandle, fds_out=("fd",))
 NVMAP_IOC_FROM_FD = _row("NVMAP_IOC_FROM_FD", "nvmap", 16, "rw", s.CreateHandle, fds_in=("fd",))
 NVMAP_IOC_CACHE_LIST = _row(
-    "NVMAP_IOC_CACHE_LIST",
-    "nvmap",
-    17,
-    "w",
-    s.CacheOpList,
-    pointers={
-        "handles": Pointer("nr", "in", c_uint32),
-        "offsets": Pointer("nr", "in", c_uint32),
-        "sizes": Pointer("nr", "in", c_uint32),
-    },
+    "NVMAP_IOC_CACHE_LIST", "nvmap", 17, "w", s.CacheOpList, pointers=("handles", "offsets", "sizes")
 )
 NVMAP_IOC_FROM_IVC_ID = _row("NVMAP_IOC_FROM_IVC_ID", "nvmap", 19, "rw", s.CreateHandle)
 NVMAP_IOC_GET_IVC_ID = _row("NVMAP_IOC_GET_IVC_ID", "nvmap", 20, "rw", s.CreateHandle)
 NVMAP_IOC_GET_IVM_HEAPS = _row("NVMAP_IOC_GET_IVM_HEAPS", "nvmap", 21, "r", c_uint32)
 NVMAP_IOC_FROM_VA = _row("NVMAP_IOC_FROM_VA", "nvmap", 22, "rw", s.CreateHandleFromVa)
 NVMAP_IOC_GUP_TEST = _row("NVMAP_IOC_GUP_TEST", "nvmap", 23, "rw", s.GupTest)
-NVMAP_IOC_SET_TAG_LABEL = _row(
-    "NVMAP_IOC_SET_TAG_LABEL", "nvmap", 24, "w", s.SetTagLabel, pointers={"addr": Pointer("len", "in")}
-)
+NVMAP_IOC_SET_TAG_LABEL = _row("NVMAP_IOC_SET_TAG_LABEL", "nvmap", 24, "w", s.SetTagLabel, pointers=("addr",))
 NVMAP_IOC_GET_AVAILABLE_HEAPS = _row("NVMAP_IOC_GET_AVAILABLE_HEAPS", "nvmap", 25, "r", s.AvailableHeaps)
 NVMAP_IOC_GET_HEAP_SIZE = _row("NVMAP_IOC_GET_HEAP_SIZE", "nvmap", 26, "r", s.HeapSize)
 NVMAP_IOC_PARAMETERS = _row("NVMAP_IOC_PARAMETERS", "nvmap", 27, "r", s.HandleParameters)
@@ -498,7 +390,7 @@ NVMAP_IOC_GET_FD_FOR_RANGE_FROM_LIST = _row(
     "r",
     s.FdForRangeFromList,
     fds_out=("fd",),
-    pointers={"handles": Pointer("num_handles", "in", c_uint32)},
+    pointers=("handles",),
 )
 
 # /dev/host1x-fence
@@ -506,13 +398,7 @@ HOST1X_IOCTL_CREATE_FENCE = _row(
     "HOST1X_IOCTL_CREATE_FENCE", "fence", 2, "rw", s.Host1xCreateFence, fds_out=("fence_fd",)
 )
 HOST1X_IOCTL_FENCE_EXTRACT = _row(
-    "HOST1X_IOCTL_FENCE_EXTRACT",
-    "fence",
-    5,
-    "rw",
-    s.Host1xFenceExtract,
-    fds_in=("fence_fd",),
-    pointers={"fences_ptr": Pointer("num_fences", "out", s.Host1xFenceExtractFence)},
+    "HOST1X_IOCTL_FENCE_EXTRACT", "fence", 5, "rw", s.Host1xFenceExtract, fds_in=("fence_fd",), pointers=("fences_ptr",)
 )
 HOST1X_IOCTL_CREATE_POLLFD = _row(
     "HOST1X_IOCTL_CREATE_POLLFD", "fence", 16, "rw", s.Host1xCreatePollfd, fds_out=("fd",)

@@ -76,11 +76,9 @@ def test_fds_and_pointers_name_fields_that_exist(row: Ioctl) -> None:
         assert path in names
         ioctls.set_field(arg, path, 5)
         assert ioctls.get_field(arg, path) == 5
-    for path, pointer in row.pointers.items():
+    for path in row.pointers:
         _, _, size, _ = member_at(row.struct, path)
         assert size == 8, "a user pointer is 64 bits wide"
-        assert {f for f in (pointer.count, pointer.times) if f} <= names
-        assert not pointer.fds or pointer.item is ctypes.c_int32, "an fd is an int"
 
 
 def member_at(cls: CType, path: str) -> tuple[object, int, int, int]:
@@ -92,15 +90,6 @@ def member_at(cls: CType, path: str) -> tuple[object, int, int, int]:
         cls, base = kind, base + offset
     kind, offset, size, bit = member(cls, last)
     return kind, base + offset, size, bit
-
-
-def test_pointer_lengths() -> None:
-    rows = ioctls
-    batch = structs.AsMapBufferBatch(num_maps=3, num_unmaps=2)
-    assert rows.NVGPU_AS_IOCTL_MAP_BUFFER_BATCH.pointers["maps"].nbytes(batch) == 120
-    assert rows.NVGPU_AS_IOCTL_MAP_BUFFER_BATCH.pointers["unmaps"].nbytes(batch) == 16
-    assert rows.NVMAP_IOC_READ.pointers["addr"].nbytes(structs.RwHandle(elem_size=8, count=10)) == 80
-    assert rows.NVGPU_GPU_IOCTL_VSMS_MAPPING.pointers["vsms_map_buf_addr"].nbytes(structs.GpuVsmsMapping()) is None
 
 
 @pytest.mark.parametrize("name", STRUCTS)
