@@ -4,7 +4,6 @@
     rig       a driver client for rules: opens, calls, expects refusals, and releases everything
     engine    the GPU for rules: memory, channels, pushbuffers, small kernels, their faults
     process   a second process, for rules about several
-    memory    this process's own memory: good, bad and read-only addresses
     run       runs rules one by one and says what came of each
     report    what the user sees, and the file to send
     s*        the rules, by section of the driver's facts

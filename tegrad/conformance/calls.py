@@ -15,6 +15,8 @@ from itertools import product
 from tegrad.conformance.rig import Fields, Rig, code
 from tegrad.conformance.rule import Check, rule
 
+NO_FD = 987654
+"""A number that is no fd, nor a handle."""
 Maker = Callable[[Rig], int]
 """What makes an fd, or a field's value, for the rule that asks for it."""
 Value = int | Maker | tuple[int | Maker, ...]
@@ -29,6 +31,11 @@ def ctrl(rig: Rig) -> int:
 def nvmap(rig: Rig) -> int:
     """The rig's fd of /dev/nvmap."""
     return rig.nvmap
+
+
+def unallocated(rig: Rig) -> int:
+    """A dmabuf without memory."""
+    return rig.buffer(allocate=False).fd
 
 
 def bound(rig: Rig) -> int:

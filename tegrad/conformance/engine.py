@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tegrad.conformance.memory import PAGE
-from tegrad.conformance.rig import VOLATILE, Buffer, Mapped, Rig, RigChannel
+from tegrad.conformance.rig import PAGE, VOLATILE, Buffer, Mapped, Rig, RigChannel
 from tegrad.conformance.rule import Differs, NotApplicable
 from tegrad.errors import TegradError
 from tegrad.hw import bank0, ptxsection
@@ -215,21 +214,35 @@ class Gpu:
         made = self.program(name)
         return self.qmd(made, self.bank(made, p, n, q), **fields)
 
-    def queue(self, *, contexts: Sequence[str] = ("compute", "dma"), tsg: int | None = None) -> Queue:
+    def queue(
+        self, *, contexts: Sequence[str] = ("compute", "dma"), tsg: int | None = None, entries: int = 512
+    ) -> Queue:
         """A channel in service with its pushbuffer, in this TSG unless another is given."""
-        return Queue(self, contexts, self.tsg if tsg is None else tsg)
+        return Queue(self, contexts, self.tsg if tsg is None else tsg, entries)
 
     def compute(self) -> Queue:
         """A channel with objects bound and windows set: ready to launch."""
         return self.queue().setup()
 
 
+def host(rig: Rig, *, entries: int = 512) -> tuple[Queue, Block]:
+    """A channel for host methods alone, and memory."""
+    gpu = Gpu(rig)
+    return gpu.queue(contexts=(), entries=entries), gpu.memory()
+
+
+def compute(rig: Rig) -> tuple[Gpu, Queue, Block]:
+    """A GPU, a channel that is ready to launch, and memory."""
+    gpu = Gpu(rig)
+    return gpu, gpu.compute(), gpu.memory()
+
+
 class Queue:
     """A channel's client side: collects methods, submits them, and says how the channel is."""
 
-    def __init__(self, gpu: Gpu, contexts: Sequence[str], tsg: int) -> None:
+    def __init__(self, gpu: Gpu, contexts: Sequence[str], tsg: int, entries: int) -> None:
         self.gpu, self.rig = gpu, gpu.rig
-        self.channel: RigChannel = self.rig.channel_ready(vm=gpu.vm, tsg=tsg)
+        self.channel: RigChannel = self.rig.channel_ready(vm=gpu.vm, tsg=tsg, entries=entries)
         assert self.channel.gpfifo is not None
         assert self.channel.userd is not None
         self.ring, self.userd = self.rig.mapped(self.channel.gpfifo), self.rig.mapped(self.channel.userd)
@@ -316,27 +329,32 @@ class Queue:
 
     # ---- submitting ----------------------------------------------------------------------------------------------
 
-    def entry(self, raw: int) -> Queue:
-        """A GPFIFO entry as it is, and GP_PUT after it."""
-        self.ring.put64(raw, self._put * 8)
-        self._put = (self._put + 1) % self.channel.entries
+    def entry(self, *raw: int) -> Queue:
+        """GPFIFO entries as they are, and GP_PUT after them."""
+        for one in raw:
+            self.ring.put64(one, self._put * 8)
+            self._put = (self._put + 1) % self.channel.entries
         self.userd.put32(self._put, Userd.GP_PUT)
         return self
 
-    def ring_doorbell(self) -> Queue:
-        """Store the token to the doorbell."""
-        self.gpu.doorbell.store32(DOORBELL, self.channel.token)
+    def ring_doorbell(self, token: int | None = None) -> Queue:
+        """Store a token (the channel's) to the doorbell."""
+        self.gpu.doorbell.store32(DOORBELL, self.channel.token if token is None else token)
         return self
 
-    def submit(self) -> Queue:
-        """Submit what was collected, and ring."""
+    def segment(self) -> int:
+        """Put what was collected into the pushbuffer: the entry for it."""
         data = struct.pack(f"<{len(self.words)}I", *self.words)
         assert self._at + len(data) <= PUSHBUFFER
         self._push.cpu.write(data, self._at)
-        self.entry(gp_entry(self._push.va + self._at, len(self.words)))
+        made = gp_entry(self._push.va + self._at, len(self.words))
         self._at += (len(data) + 15) // 16 * 16
         self.words = []
-        return self.ring_doorbell()
+        return made
+
+    def submit(self) -> Queue:
+        """Submit what was collected, and ring."""
+        return self.entry(self.segment()).ring_doorbell()
 
     def fenced(self) -> Queue:
         """Submit with a release after everything."""
@@ -424,6 +442,7 @@ class Queue:
         self.rig.eventually(lambda: any(line in one for one in self.rig.log_since(mark)), line, "nothing was logged")
         ended = self.rig.wait(lambda: self.dead or (ring is None and self.over), QUIET_S)
         self.rig.check(not ended, "the channel hangs", f"notifier {self.note.info32}")
+        self.rig.equal("GET_TIMEDOUT", 0, self.rig.timed_out(self.channel.fd))
         self.rig.call(self.channel.fd, "CHANNEL_FORCE_RESET")
 
     def sm_errors(self) -> list[TsgSmErrorStateRecord]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno as errno_module
+import mmap
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -17,22 +18,31 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from tegrad.conformance import memory
-from tegrad.conformance.memory import PAGE
 from tegrad.conformance.process import Child, ChildFunction
 from tegrad.conformance.rule import Differs, NotApplicable
 from tegrad.hw.gpfifo import USERMODE_SIZE
 from tegrad.uapi import constants as k
 from tegrad.uapi.errors import DriverError
 from tegrad.uapi.ioctls import BY_NAME, MAGIC, FdKind, Ioctl, get_field, request_number, set_field
-from tegrad.uapi.kernel import MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE, Doorbell, Kernel
+from tegrad.uapi.kernel import (
+    MAP_ANONYMOUS,
+    MAP_PRIVATE,
+    MAP_SHARED,
+    PROT_NONE,
+    PROT_READ,
+    PROT_WRITE,
+    Doorbell,
+    Kernel,
+)
 from tegrad.uapi.kmsg import LogRecord, records
-from tegrad.uapi.structs import GpuCharacteristics
+from tegrad.uapi.libc import libc
+from tegrad.uapi.structs import GpuCharacteristics, GpuGetCharacteristics
 
 CTRL, NVMAP, FENCE = "/dev/nvgpu/igpu0/ctrl", "/dev/nvmap", "/dev/host1x-fence"
 LEGACY_CTRL = "/dev/nvhost-ctrl-gpu"
+PAGE = mmap.PAGESIZE
 RW = PROT_READ | PROT_WRITE
 VA_START, VA_END = 0x200000, 0xFF00000000
 TAG = 0x0900
@@ -41,6 +51,7 @@ VOLATILE = 0
 """Flags of a GPU mapping of which L2 keeps no lines: CPU and GPU see each other's stores in it."""
 SETUP_FLAGS = k.NVGPU_CHANNEL_SETUP_BIND_FLAGS_USERMODE_SUPPORT | k.NVGPU_CHANNEL_SETUP_BIND_FLAGS_DETERMINISTIC
 Fields = Mapping[str, int]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,16 +222,20 @@ class Rig:
 
     def accepts(self, fd: int, name: str, fields: Fields | None = None, /, *, value: int = 0, **more: int) -> Any:
         """The rule: this ioctl succeeds. Its block."""
-        try:
-            return self.call(fd, name, fields, value=value, **more)
-        except DriverError as error:
-            raise Differs(f"{name} succeeds", error.code) from None
+        return self.succeeds(f"{name} succeeds", lambda: self.call(fd, name, fields, value=value, **more))
 
     def refuses(
         self, number: int | tuple[int, ...], fd: int, name: str, fields: Fields | None = None, /, **more: int
     ) -> None:
         """The rule: this ioctl fails with this errno (or one of these)."""
         self.fails(number, name, lambda: self.call(fd, name, fields, **more))
+
+    def succeeds(self, expected: str, attempt: Callable[[], T]) -> T:
+        """The rule: an attempt is not refused. What it returned."""
+        try:
+            return attempt()
+        except DriverError as error:
+            raise Differs(expected, error.code) from None
 
     def fails(self, number: int | tuple[int, ...], what: str, attempt: Callable[[], object]) -> None:
         """The rule: an attempt fails with this errno (or one of these)."""
@@ -286,7 +301,11 @@ class Rig:
 
     @cached_property
     def ctrl(self) -> int:
-        """An fd of the ctrl node; not applicable where there is none."""
+        """An fd of the ctrl node."""
+        return self.open_ctrl()
+
+    def open_ctrl(self) -> int:
+        """A new fd of the ctrl node; not applicable where there is none."""
         path = CTRL if self.kernel.exists(CTRL) else LEGACY_CTRL
         self.need(self.kernel.exists(path), f"no {CTRL}")
         return self.open(path)
@@ -324,24 +343,21 @@ class Rig:
 
     def bad_address(self) -> int:
         """The address of a page that can neither be read nor written."""
-        return self._edge(memory.PROT_NONE, b"") + PAGE
+        return self.edge(b"")
 
     def edge(self, data: bytes) -> int:
         """The address of data right below a page that can neither be read nor written."""
-        return self._edge(memory.PROT_NONE, data) + PAGE - len(data)
+        pages, at = self.memory(2 * PAGE), PAGE - len(data)
+        pages.write(data, at)
+        _protect(pages.address + PAGE, PROT_NONE)
+        return pages.address + at
 
     def read_only(self, data: bytes) -> int:
         """The address of data that can be read and not written."""
-        address = self._stack.enter_context(memory.pages(1))
-        ctypes.memmove(address, data, len(data))
-        memory.protect(address, PAGE, PROT_READ)
-        return address
-
-    def _edge(self, prot: int, data: bytes) -> int:
-        address = self._stack.enter_context(memory.pages(2))
-        ctypes.memmove(address + PAGE - len(data), data, len(data))
-        memory.protect(address + PAGE, PAGE, prot)
-        return address
+        page = self.memory(PAGE)
+        page.write(data)
+        _protect(page.address, PROT_READ)
+        return page.address
 
     # ---- things of the driver ------------------------------------------------------------------------------------
 
@@ -383,17 +399,16 @@ class Rig:
         """A whole buffer, mapped into this process."""
         return self.mmap(buffer.fd, buffer.size, prot)
 
-    def characteristics(self) -> GpuCharacteristics:
-        """What GET_CHARACTERISTICS says of the GPU."""
+    def characteristics(self, ctrl: int | None = None) -> GpuCharacteristics:
+        """What GET_CHARACTERISTICS says of the GPU, through the rig's own ctrl fd or another."""
         found = GpuCharacteristics()
-        size, address = ctypes.sizeof(found), ctypes.addressof(found)
-        self.call(
-            self.ctrl,
-            "GPU_GET_CHARACTERISTICS",
-            gpu_characteristics_buf_size=size,
-            gpu_characteristics_buf_addr=address,
-        )
+        where = GpuGetCharacteristics(ctypes.sizeof(found), ctypes.addressof(found))
+        self.returns(self.ctrl if ctrl is None else ctrl, "GPU_GET_CHARACTERISTICS", where)
         return found
+
+    def instance_id(self, ctrl: int | None = None) -> int:
+        """What tells the opens of the ctrl node apart: that of the rig's own ctrl fd, or another."""
+        return int(self.characteristics(ctrl).device_instance_id)
 
     def address_space(self, start: int = VA_START, end: int = VA_END) -> int:
         """An address space fd."""
@@ -519,6 +534,11 @@ def block(row: Ioctl, fields: Fields) -> Any:
 def map_fields(fd: int, *, flags: int = VOLATILE, **fields: int) -> dict[str, int]:
     """The fields of MAP_BUFFER_EX as a usual client passes them; `fields` change them."""
     return {"flags": flags, "compr_kind": -1, "incompr_kind": 0, "dmabuf_fd": fd} | fields
+
+
+def _protect(page: int, prot: int) -> None:
+    if libc.mprotect(page, PAGE, prot):
+        raise OSError(ctypes.get_errno(), "mprotect")
 
 
 def request(name: str, *, nr: int | None = None, size: int | None = None, magic: str = "", direction: str = "") -> int:

@@ -6,8 +6,10 @@ A check takes a `Rig` and returns when the rule holds. It raises `Differs` when 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -56,16 +58,37 @@ def rule(section: str, sentence: str, *, hazardous: bool = False, name: str = ""
     """
 
     def register(check: Check) -> Check:
-        made = Rule(
-            f"{section}/{name or check.__name__.replace('_', '-')}",
-            section,
-            sentence,
-            check,
-            hazardous or section.startswith(FAULTS),
-        )
+        id = f"{section}/{name or check.__name__.replace('_', '-')}"
+        made = Rule(id, section, sentence, check, hazardous or section.startswith(FAULTS))
         if made.id in _rules:
             raise ValueError(f"there is a rule {made.id} already")
         _rules[made.id] = made
+        return check
+
+    return register
+
+
+def rules(
+    section: str,
+    sentence: str,
+    columns: str,
+    rows: Iterable[object],
+    *,
+    hazardous: bool = False,
+    name: str = "{name}",
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a check as a rule for each row of a table. A row of one column need not be a tuple.
+
+    Columns stand by name in `sentence` and `name`, as in `"{op:#x} is refused"`, and are given to the check where it
+    has a parameter of that name after the rig.
+    """
+
+    def register(check: Callable[..., None]) -> Callable[..., None]:
+        taken = inspect.signature(check).parameters
+        for row in rows:
+            values = dict(zip(columns.split(), row if isinstance(row, tuple) else (row,), strict=True))
+            made = rule(section, sentence.format(**values), hazardous=hazardous, name=name.format(**values))
+            made(partial(check, **{column: value for column, value in values.items() if column in taken}))
         return check
 
     return register

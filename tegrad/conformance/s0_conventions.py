@@ -8,11 +8,9 @@ from collections.abc import Callable
 from typing import get_args
 
 from tegrad.conformance.calls import Calls, bound, ctrl
-from tegrad.conformance.memory import PAGE
-from tegrad.conformance.rig import NVMAP, SETUP_FLAGS, VA_END, VA_START, Rig, block, request
-from tegrad.conformance.rule import Differs, rule
+from tegrad.conformance.rig import NVMAP, PAGE, SETUP_FLAGS, VA_END, VA_START, Rig, block, request
+from tegrad.conformance.rule import rule, rules
 from tegrad.uapi import structs as s
-from tegrad.uapi.errors import DriverError
 from tegrad.uapi.ioctls import BY_NAME, LAST_NR, MAGIC, MAX_ARG_SIZE, FdKind
 
 KINDS: tuple[FdKind, ...] = tuple(kind for kind in get_args(FdKind) if kind in LAST_NR)
@@ -101,19 +99,17 @@ def nvmap_nr_0(rig: Rig) -> None:
     rig.keep_handle(rig.accepts(rig.nvmap, "NVMAP_CREATE", size=PAGE).handle)
 
 
-@rule("0.1", "tsg: an unknown command writes a line to the kernel log")
-def tsg_unknown_is_logged(rig: Rig) -> None:
-    fd, mark = rig.tsg(), rig.log_mark()
-    code = request("TSG_SET_TIMESLICE", size=12)
-    rig.raw(fd, "tsg", code)
-    rig.check(any(f"{code:x}" in line for line in rig.log_since(mark)), "a line with the command", "none")
-
-
-@rule("0.1", "nvmap: an unknown command writes a line to the kernel log")
-def nvmap_unknown_is_logged(rig: Rig) -> None:
-    fd, mark = rig.nvmap, rig.log_mark()
-    code = request("NVMAP_ALLOC", size=24)
-    rig.raw(fd, "nvmap", code)
+@rules(
+    "0.1",
+    "{kind}: an unknown command writes a line to the kernel log",
+    "kind name size",
+    [("tsg", "TSG_SET_TIMESLICE", 12), ("nvmap", "NVMAP_ALLOC", 24)],
+    name="{kind}-unknown-is-logged",
+)
+def unknown_is_logged(rig: Rig, kind: FdKind, name: str, size: int) -> None:
+    fd, mark = fd_of(rig, kind), rig.log_mark()
+    code = request(name, size=size)
+    rig.raw(fd, kind, code)
     rig.check(any(f"{code:x}" in line.lower() for line in rig.log_since(mark)), "a line with the command", "none")
 
 
@@ -135,27 +131,18 @@ def failed_commands_leave_the_block(rig: Rig) -> None:
     rig.check(bytes(arg) == before, "the block as it was", "a changed block")
 
 
-def _leftover(kind: FdKind, name: str, fields: dict[str, int] | None = None) -> None:
-    """The rule of a kind whose final copy-back tells how many bytes it left."""
-
-    @rule("0.1", f"{kind}: a block that cannot be stored gives the count of its bytes", name=f"{kind}-unstorable-block")
-    def unstorable(rig: Rig) -> None:
-        row = BY_NAME[name]
-        fd, address = fd_of(rig, kind), rig.read_only(bytes(block(row, fields or {})))
-        _positive(rig, lambda: rig.at(fd, name, address), row.size, name)
-
-
-def _positive(rig: Rig, attempt: Callable[[], int], count: int, what: str) -> None:
-    """The rule: an attempt returns this positive count, and does not fail."""
-    try:
-        rig.equal(f"{what} returns", count, attempt())
-    except DriverError as error:
-        raise Differs(f"{what} returns {count}", error.code) from None
-
-
-_leftover("ctrl", "GPU_GET_GPU_TIME")
-_leftover("tsg", "TSG_GET_TIMESLICE")
-_leftover("channel", "CHANNEL_GET_TIMEDOUT")
+@rules(
+    "0.1",
+    "{kind}: a block that cannot be stored gives the count of its bytes",
+    "kind name",
+    [("ctrl", "GPU_GET_GPU_TIME"), ("tsg", "TSG_GET_TIMESLICE"), ("channel", "CHANNEL_GET_TIMEDOUT")],
+    name="{kind}-unstorable-block",
+)
+def unstorable_block(rig: Rig, kind: FdKind, name: str) -> None:
+    row = BY_NAME[name]
+    fd, address = fd_of(rig, kind), rig.read_only(bytes(block(row, {})))
+    left = rig.succeeds(f"{name} returns {row.size}", lambda: rig.at(fd, name, address))
+    rig.equal(f"{name} returns", row.size, left)
 
 
 @rule("0.1", "as: a block that cannot be stored is EFAULT")
@@ -165,27 +152,30 @@ def as_unstorable_block(rig: Rig) -> None:
     rig.fails(errno.EFAULT, "ALLOC_SPACE in read-only memory", lambda: rig.at(vm, "AS_ALLOC_SPACE", address))
 
 
-def _inner_copy(name: str, address_field: str, size_field: str = "", size: int = 4096) -> None:
-    """The rule of a query whose result goes to a pointer in its block."""
-
-    @rule("0.1", f"{name}: a bad result buffer gives a positive count", name=f"{name}-bad-buffer".lower())
-    def bad_buffer(rig: Rig) -> None:
-        fields = {address_field: rig.bad_address()} | ({size_field: size} if size_field else {})
-        arg = block(BY_NAME[name], fields)
-        try:
-            left = rig.returns(rig.ctrl, name, arg)
-        except DriverError as error:
-            raise Differs(f"{name} returns a positive count", error.code) from None
-        rig.check(left > 0, f"{name} returns a positive count", left)
-        if size_field:
-            rig.equal("the size in the block stays", size, getattr(arg, size_field))
+INNER_COPIES = (
+    ("GPU_GET_CHARACTERISTICS", "gpu_characteristics_buf_addr", "gpu_characteristics_buf_size", 16),
+    ("GPU_GET_TPC_MASKS", "mask_buf_addr", "mask_buf_size", 4),
+    ("GPU_GET_FBP_L2_MASKS", "mask_buf_addr", "mask_buf_size", 4),
+    ("GPU_GET_ENGINE_INFO", "engine_info_buf_addr", "engine_info_buf_size", 1 << 10),
+    ("GPU_VSMS_MAPPING", "vsms_map_buf_addr", "", 0),
+)
+"""Queries whose result goes to a pointer in their block: the pointer's field, and that of the buffer's size."""
 
 
-_inner_copy("GPU_GET_CHARACTERISTICS", "gpu_characteristics_buf_addr", "gpu_characteristics_buf_size", 16)
-_inner_copy("GPU_GET_TPC_MASKS", "mask_buf_addr", "mask_buf_size", 4)
-_inner_copy("GPU_GET_FBP_L2_MASKS", "mask_buf_addr", "mask_buf_size", 4)
-_inner_copy("GPU_GET_ENGINE_INFO", "engine_info_buf_addr", "engine_info_buf_size", 1 << 10)
-_inner_copy("GPU_VSMS_MAPPING", "vsms_map_buf_addr")
+@rules(
+    "0.1",
+    "{query}: a bad result buffer gives a positive count",
+    "name query address_field size_field size",
+    [(f"{query}-bad-buffer".lower(), query, *fields) for query, *fields in INNER_COPIES],
+)
+def bad_buffer(rig: Rig, query: str, address_field: str, size_field: str, size: int) -> None:
+    fields = {address_field: rig.bad_address()} | ({size_field: size} if size_field else {})
+    arg = block(BY_NAME[query], fields)
+    expected = f"{query} returns a positive count"
+    left = rig.succeeds(expected, lambda: rig.returns(rig.ctrl, query, arg))
+    rig.check(left > 0, expected, left)
+    if size_field:
+        rig.equal("the size in the block stays", size, getattr(arg, size_field))
 
 
 # ---- 0.1 what is not looked at -------------------------------------------------------------------------------------
@@ -210,10 +200,7 @@ Calls("0.1", "CHANNEL_WDT", Rig.open_channel, begins="WDT ").accepts(
 def alloc_as_ignores_reserved(rig: Rig) -> None:
     arg = s.AllocAs(va_range_start=VA_START, va_range_end=VA_END, reserved=0xFFFFFFFF)
     ctypes.memset(ctypes.addressof(arg) + s.AllocAs.padding.offset, 0xFF, s.AllocAs.padding.size)
-    try:
-        rig.returns(rig.ctrl, "GPU_ALLOC_AS", arg)
-    except DriverError as error:
-        raise Differs("ALLOC_AS succeeds", error.code) from None
+    rig.succeeds("ALLOC_AS succeeds", lambda: rig.returns(rig.ctrl, "GPU_ALLOC_AS", arg))
 
 
 @rule("0.1", "BIND_CHANNEL_EX does not look at its reserved fields")
@@ -222,10 +209,7 @@ def bind_channel_ex_ignores_reserved(rig: Rig) -> None:
     rig.call(vm, "AS_BIND_CHANNEL", channel_fd=channel)
     arg = s.TsgBindChannelEx(channel, 0)
     ctypes.memset(ctypes.addressof(arg) + 8, 0xFF, ctypes.sizeof(arg) - 8)
-    try:
-        rig.returns(tsg, "TSG_BIND_CHANNEL_EX", arg)
-    except DriverError as error:
-        raise Differs("BIND_CHANNEL_EX succeeds", error.code) from None
+    rig.succeeds("BIND_CHANNEL_EX succeeds", lambda: rig.returns(tsg, "TSG_BIND_CHANNEL_EX", arg))
 
 
 @rule("0.1", "a command on an fd of another driver is refused by that driver")

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import struct
 from collections.abc import Callable
 
-from tegrad.conformance.memory import PAGE
+from tegrad.conformance.engine import PLAIN_RELEASE, Block, Gpu, Queue, host
 from tegrad.conformance.process import Peer
-from tegrad.conformance.rig import CTRL, FENCE, LEGACY_CTRL, NVMAP, Mapped, Rig, RigChannel
-from tegrad.conformance.rule import Differs, rule
+from tegrad.conformance.rig import FENCE, NVMAP, PAGE, Rig
+from tegrad.conformance.rule import Differs, rule, rules
 from tegrad.conformance.s2_nvmap import alloc_fields, known
-from tegrad.hw.classes import HostMethod
-from tegrad.hw.gpfifo import DOORBELL, MethodOp, Subchannel, Userd, gp_entry, method_header
 from tegrad.uapi.errors import DriverError
-from tegrad.uapi.kernel import Doorbell
 
 NODES = (
     "power",
@@ -32,8 +28,6 @@ NODES = (
     "nvsched_ctrl_fifo",
     "tsg",
 )
-RELEASE = 0x00100001
-"""SEM_EXECUTE: release a word after everything before it."""
 
 
 def legacy(name: str) -> str:
@@ -44,17 +38,16 @@ def legacy(name: str) -> str:
 # ---- 1.1 nodes -------------------------------------------------------------------------------------------------
 
 
-def _node(name: str) -> None:
-    """The rule of one node's names."""
-
-    @rule("1.1", f"the node {name} has its new and its legacy name", name=f"node-{name}".replace("_", "-"))
-    def both_names(rig: Rig) -> None:
-        for path in (f"/dev/nvgpu/igpu0/{name}", legacy(name)):
-            rig.check(rig.kernel.exists(path), f"a node {path}", "none")
-
-
-for _name in NODES:
-    _node(_name)
+@rules(
+    "1.1",
+    "the node {node} has its new and its legacy name",
+    "node name",
+    [(node, node.replace("_", "-")) for node in NODES],
+    name="node-{name}",
+)
+def both_names(rig: Rig, node: str) -> None:
+    for path in (f"/dev/nvgpu/igpu0/{node}", legacy(node)):
+        rig.check(rig.kernel.exists(path), f"a node {path}", "none")
 
 
 @rule("1.1", "/dev/nvmap and /dev/host1x-fence exist")
@@ -138,26 +131,23 @@ def channel_from_channel(rig: Rig) -> None:
 
 def _opens(rig: Rig, path: str) -> int:
     """The rule: a node can be opened."""
-    try:
-        return rig.open(path)
-    except DriverError as error:
-        raise Differs(f"{path} opens", error.code) from None
+    return rig.succeeds(f"{path} opens", lambda: rig.open(path))
 
 
 @rule("1.3", "each open of ctrl has a device_instance_id of its own, and they rise")
 def instance_ids_rise(rig: Rig) -> None:
     ids = []
     for _ in range(3):
-        rig.ctrl = rig.open(CTRL if rig.kernel.exists(CTRL) else LEGACY_CTRL)
-        ids.append(rig.characteristics().device_instance_id)
+        rig.ctrl = rig.open_ctrl()
+        ids.append(rig.instance_id())
     rig.check(ids[0] < ids[1] < ids[2], "rising ids", ids)
 
 
 @rule("1.3", "the id of a ctrl fd stays while it is open")
 def instance_id_stays(rig: Rig) -> None:
-    first = rig.characteristics().device_instance_id
-    rig.open(CTRL if rig.kernel.exists(CTRL) else LEGACY_CTRL)
-    rig.equal("the id", first, rig.characteristics().device_instance_id)
+    first = rig.instance_id()
+    rig.open_ctrl()
+    rig.equal("the id", first, rig.instance_id())
 
 
 @rule("1.3", "the as node cannot be opened: its default big page size is disabled, EINVAL")
@@ -216,6 +206,13 @@ def handles_of_another_process(rig: Rig) -> None:
 # ---- 1.4 what keeps what alive ---------------------------------------------------------------------------------
 
 
+def _releases(queue: Queue, block: Block, value: int) -> None:
+    """The rule: the channel stores a word into the block."""
+    queue.release(block.va, value, PLAIN_RELEASE).submit()
+    queue.rig.wait(lambda: block.u32() == value or queue.rig.timed_out(queue.channel.fd))
+    queue.rig.equal("the released word", value, block.u32())
+
+
 @rule("1.4", "a dmabuf fd keeps a buffer's memory without its handle")
 def fd_keeps_memory(rig: Rig) -> None:
     buffer = rig.buffer()
@@ -240,34 +237,25 @@ def cpu_mapping_keeps_memory(rig: Rig) -> None:
 
 @rule("1.4", "a GPU mapping stays valid without fd and handle")
 def gpu_mapping_keeps_memory(rig: Rig) -> None:
-    channel = rig.channel_ready()
-    pushes, buffer = _Pushes(rig, channel), rig.buffer()
-    memory, va = rig.mapped(buffer), rig.map(channel.vm, buffer.fd)
-    rig.free(buffer.handle)
-    rig.close(buffer.fd)
-    pushes.release(va, 77)
-    pushes.arrives(memory, 77)
+    queue, block = host(rig)
+    rig.free(block.buffer.handle)
+    rig.close(block.buffer.fd)
+    _releases(queue, block, 77)
 
 
 @rule("1.4", "a channel keeps its address space and all mappings when the AS fd is closed")
 def channel_keeps_address_space(rig: Rig) -> None:
-    channel = rig.channel_ready()
-    pushes, buffer = _Pushes(rig, channel), rig.buffer()
-    memory, va = rig.mapped(buffer), rig.map(channel.vm, buffer.fd)
-    rig.close(channel.vm)
-    pushes.release(va, 78)
-    pushes.arrives(memory, 78)
+    queue, block = host(rig)
+    rig.close(queue.channel.vm)
+    _releases(queue, block, 78)
 
 
 @rule("1.4", "a channel keeps its TSG alive when the TSG fd is closed")
 def channel_keeps_tsg(rig: Rig) -> None:
-    channel = rig.channel_ready()
-    pushes, buffer = _Pushes(rig, channel), rig.buffer()
-    memory, va = rig.mapped(buffer), rig.map(channel.vm, buffer.fd)
-    rig.close(channel.tsg)
-    rig.equal("GET_TIMEDOUT", 0, rig.timed_out(channel.fd))
-    pushes.release(va, 79)
-    pushes.arrives(memory, 79)
+    queue, block = host(rig)
+    rig.close(queue.channel.tsg)
+    rig.equal("GET_TIMEDOUT", 0, rig.timed_out(queue.channel.fd))
+    _releases(queue, block, 79)
 
 
 @rule("1.4", "AS, TSG and channel fds live on without the ctrl fd that made them")
@@ -282,12 +270,9 @@ def ctrl_may_go(rig: Rig) -> None:
 
 @rule("1.4", "the doorbell's mapping keeps working when its ctrl fd is closed")
 def doorbell_outlives_ctrl(rig: Rig) -> None:
-    channel = rig.channel_ready()
-    pushes, buffer = _Pushes(rig, channel), rig.buffer()
-    memory, va = rig.mapped(buffer), rig.map(channel.vm, buffer.fd)
+    queue, block = host(rig)
     rig.close(rig.ctrl)
-    pushes.release(va, 80)
-    pushes.arrives(memory, 80)
+    _releases(queue, block, 80)
 
 
 @rule("1.4", "a duplicate of a channel's fd keeps the channel")
@@ -296,37 +281,6 @@ def duplicate_keeps_channel(rig: Rig) -> None:
     copy = rig.keep(os.dup(channel.fd))
     rig.close(channel.fd)
     rig.equal("GET_TIMEDOUT", 0, rig.accepts(copy, "CHANNEL_GET_TIMEDOUT").value)
-
-
-class _Pushes:
-    """A ready channel's ring, a pushbuffer and the doorbell, for a few host releases."""
-
-    def __init__(self, rig: Rig, channel: RigChannel) -> None:
-        assert channel.gpfifo is not None
-        assert channel.userd is not None
-        pushed = rig.buffer()
-        self._rig, self._channel = rig, channel
-        self._ring, self._userd, self._pushed = map(rig.mapped, (channel.gpfifo, channel.userd, pushed))
-        self._va = rig.map(channel.vm, pushed.fd)
-        self._bell: Doorbell = rig.doorbell()
-        self._put = 0
-
-    def release(self, va: int, value: int) -> None:
-        """Let the host store a word at a GPU address."""
-        header = method_header(MethodOp.INC, Subchannel.COMPUTE, HostMethod.SEM_ADDR_LO, 5)
-        words = struct.pack("<6I", header, va & 0xFFFFFFFF, va >> 32, value, 0, RELEASE)
-        at = 64 * self._put
-        self._pushed.write(words, at)
-        self._ring.put64(gp_entry(self._va + at, 6), 8 * self._put)
-        self._put += 1
-        self._userd.put32(self._put, Userd.GP_PUT)
-        self._bell.store32(DOORBELL, self._channel.token)
-
-    def arrives(self, memory: Mapped, value: int) -> None:
-        """The rule: a release comes before the channel dies."""
-        rig, fd = self._rig, self._channel.fd
-        rig.wait(lambda: memory.u32() == value or rig.timed_out(fd))
-        rig.equal("the released word", value, memory.u32())
 
 
 # ---- 1.5 close -------------------------------------------------------------------------------------------------
@@ -342,14 +296,11 @@ def closed_channel_id_is_next(rig: Rig) -> None:
 
 @rule("1.5", "closing a bound channel takes it out of its TSG, which serves on")
 def close_unbinds(rig: Rig) -> None:
-    vm, tsg = rig.address_space(), rig.tsg()
-    first, second = rig.channel_ready(vm=vm, tsg=tsg), rig.channel_ready(vm=vm, tsg=tsg)
-    rig.close(first.fd)
-    pushes, buffer = _Pushes(rig, second), rig.buffer()
-    memory, va = rig.mapped(buffer), rig.map(vm, buffer.fd)
-    pushes.release(va, 81)
-    pushes.arrives(memory, 81)
-    rig.equal("GET_TIMEDOUT of the other", 0, rig.timed_out(second.fd))
+    gpu = Gpu(rig)
+    first, second, block = gpu.queue(contexts=()), gpu.queue(contexts=()), gpu.memory()
+    rig.close(first.channel.fd)
+    _releases(second, block, 81)
+    rig.equal("GET_TIMEDOUT of the other", 0, rig.timed_out(second.channel.fd))
 
 
 @rule("1.5", "the last channel that leaves a subcontext by its close deletes the subcontext")
@@ -418,16 +369,13 @@ def killed_process_leaves_passed_buffers(rig: Rig) -> None:
 @rule("1.5", "fds may be closed in any order")
 def any_order_of_closes(rig: Rig) -> None:
     for order in ("ctrl as tsg channel", "tsg channel as ctrl", "as ctrl channel tsg", "channel tsg as ctrl"):
-        rig.ctrl = rig.open(CTRL if rig.kernel.exists(CTRL) else LEGACY_CTRL)
+        rig.ctrl = rig.open_ctrl()
         channel = rig.channel_ready()
         rig.call(channel.fd, "CHANNEL_ALLOC_OBJ_CTX", class_num=0xC7C0)
         fds = {"ctrl": rig.ctrl, "as": channel.vm, "tsg": channel.tsg, "channel": channel.fd}
         for name in order.split():
-            try:
-                rig.close(fds[name])
-            except DriverError as error:
-                raise Differs(f"close of {name} in the order {order}", error.code) from None
-        rig.ctrl = rig.open(CTRL if rig.kernel.exists(CTRL) else LEGACY_CTRL)
+            rig.succeeds(f"close of {name} in the order {order}", lambda fd=fds[name]: rig.close(fd))  # type: ignore[misc]
+        rig.ctrl = rig.open_ctrl()
         rig.equal(f"the token after {order}", channel.token, rig.channel_ready().token)
 
 

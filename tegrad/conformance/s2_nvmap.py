@@ -9,11 +9,10 @@ import resource
 from dataclasses import replace
 from pathlib import Path
 
-from tegrad.conformance.calls import Calls, ctrl, nvmap
-from tegrad.conformance.memory import PAGE
+from tegrad.conformance.calls import NO_FD, Calls, ctrl, nvmap
 from tegrad.conformance.process import Peer
-from tegrad.conformance.rig import CACHED, RW, TAG, Mapped, Rig
-from tegrad.conformance.rule import Differs, rule
+from tegrad.conformance.rig import CACHED, PAGE, RW, TAG, Mapped, Rig
+from tegrad.conformance.rule import Differs, rule, rules
 from tegrad.uapi import constants as k
 from tegrad.uapi import structs as s
 from tegrad.uapi.errors import DriverError
@@ -23,7 +22,6 @@ from tegrad.uapi.kernel import MAP_ANONYMOUS, MAP_FIXED, MAP_PRIVATE, MAP_SHARED
 IOVMM = k.NVMAP_HEAP_IOVMM
 UNKNOWN = 0x8FFFFFFF
 """A handle that nobody has."""
-NO_FD = 987654
 
 
 def alloc_fields(handle: int, **fields: int) -> dict[str, int]:
@@ -438,10 +436,7 @@ def mapping_outlives_fd_and_handle(rig: Rig) -> None:
 
 def _mapped(rig: Rig, fd: int, size: int, prot: int = RW) -> Mapped:
     """The rule: this mmap succeeds."""
-    try:
-        return rig.mmap(fd, size, prot)
-    except DriverError as error:
-        raise Differs(f"mmap of {size:#x} bytes succeeds", error.code) from None
+    return rig.succeeds(f"mmap of {size:#x} bytes succeeds", lambda: rig.mmap(fd, size, prot))
 
 
 def _readable(address: int) -> bool:
@@ -540,21 +535,20 @@ def write_to_read_only_memory(rig: Rig) -> None:
     rig.accepts(rig.nvmap, "NVMAP_WRITE", rw_fields(handle, rig.memory(PAGE).address))
 
 
-@rule("2.7", "READ to a bad address is EINTR, and count the bytes left of that element")
-def read_to_a_bad_address(rig: Rig) -> None:
-    _leftover(rig, "NVMAP_READ")
-
-
-@rule("2.7", "WRITE from a bad address is EINTR, and count the bytes left of that element")
-def write_from_a_bad_address(rig: Rig) -> None:
-    _leftover(rig, "NVMAP_WRITE")
-
-
-def _leftover(rig: Rig, name: str) -> None:
-    """The rule: of a transfer of 64 bytes, 16 of which have a good address, the bytes left come back."""
+@rules(
+    "2.7",
+    "{way} a bad address is EINTR, and count the bytes left of that element",
+    "way name ioctl",
+    [
+        ("READ to", "read-to-a-bad-address", "NVMAP_READ"),
+        ("WRITE from", "write-from-a-bad-address", "NVMAP_WRITE"),
+    ],
+)
+def leftover(rig: Rig, ioctl: str) -> None:
+    """Of a transfer of 64 bytes, 16 of which have a good address, the bytes left come back."""
     arg = s.RwHandle(**rw_fields(rig.buffer().handle, rig.edge(bytes(16)), 64))
-    once = replace(BY_NAME[name], sleeps=True)  # EINTR is not a signal's here: not to be repeated
-    rig.fails(errno.EINTR, name, lambda: rig.returns(rig.nvmap, once, arg))
+    once = replace(BY_NAME[ioctl], sleeps=True)  # EINTR is not a signal's here: not to be repeated
+    rig.fails(errno.EINTR, ioctl, lambda: rig.returns(rig.nvmap, once, arg))
     rig.check(48 <= arg.count < 64, "48 bytes left, or some more", arg.count)
 
 

@@ -5,29 +5,21 @@ from __future__ import annotations
 import ctypes
 import errno
 import select
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from tegrad.conformance.calls import Calls, bound, ctrl, ready
-from tegrad.conformance.rig import CTRL, LEGACY_CTRL, RW, VA_END, VA_START, Rig, RigChannel
-from tegrad.conformance.rule import Differs, rule
+from tegrad.conformance.calls import NO_FD, Calls, bound, ctrl, ready
+from tegrad.conformance.rig import PAGE, RW, VA_END, VA_START, Rig, RigChannel
+from tegrad.conformance.rule import rule, rules
 from tegrad.hw.gpfifo import USERMODE_SIZE
 from tegrad.uapi import constants as k
 from tegrad.uapi import structs as s
-from tegrad.uapi.errors import DriverError
 from tegrad.uapi.kernel import Doorbell
 
-PAGE, MIB, GIB = 4096, 1 << 20, 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 PDE = 2 * MIB
-NONEXISTENT = 987654
 DEVFREQ = Path("/sys/class/devfreq")
 """Where Linux says within which limits devices' clocks may be."""
-
-
-def other_ctrl(rig: Rig) -> int:
-    """A second ctrl fd."""
-    return rig.open(CTRL if rig.kernel.exists(CTRL) else LEGACY_CTRL)
 
 
 # ---- 3.1 characteristics --------------------------------------------------------------------------------------------
@@ -115,23 +107,17 @@ def need_whole_chip(rig: Rig) -> None:
     rig.need(count == WHOLE_SMS, f"the value was read on a module with all {WHOLE_SMS} SMs; this one has {count}")
 
 
-def _row(row: str, values: Values) -> Callable[[Rig], None]:
-    def check(rig: Rig) -> None:
-        if row in OF_THE_WHOLE_CHIP:
-            need_whole_chip(rig)
-        found = rig.characteristics()
-        for name, wanted in values.items():
-            seen = getattr(found, name)
-            if isinstance(wanted, tuple):
-                rig.check(seen in wanted, f"{name} one of {wanted}", seen)
-            else:
-                rig.equal(name, wanted, seen)
-
-    return check
-
-
-for _name, _sentence, _values in ROWS:
-    rule("3.1", f"GET_CHARACTERISTICS: {_sentence}", name=_name)(_row(_name, _values))
+@rules("3.1", "GET_CHARACTERISTICS: {sentence}", "name sentence values", ROWS)
+def characteristic(rig: Rig, name: str, values: Values) -> None:
+    if name in OF_THE_WHOLE_CHIP:
+        need_whole_chip(rig)
+    found = rig.characteristics()
+    for field, wanted in values.items():
+        seen = getattr(found, field)
+        if isinstance(wanted, tuple):
+            rig.check(seen in wanted, f"{field} one of {wanted}", seen)
+        else:
+            rig.equal(field, wanted, seen)
 
 
 @rule("3.1", "GET_CHARACTERISTICS: chipname is ga10b, padded with zeros")
@@ -167,34 +153,28 @@ def flags_clear(rig: Rig) -> None:
 
 @rule("3.1", "GET_CHARACTERISTICS: device_instance_id is another for each open of the ctrl node")
 def instance_ids(rig: Rig) -> None:
-    rig.check(_instance(rig, rig.ctrl) != _instance(rig, other_ctrl(rig)), "two ids", "the same id twice")
+    rig.check(rig.instance_id() != rig.instance_id(rig.open_ctrl()), "two ids", "the same id twice")
 
 
 @rule("3.1", "GET_CHARACTERISTICS: device_instance_id stays while the fd is open")
 def instance_stays(rig: Rig) -> None:
-    rig.equal("the id asked for again", _instance(rig, rig.ctrl), _instance(rig, rig.ctrl))
+    rig.equal("the id asked for again", rig.instance_id(), rig.instance_id())
 
 
-def _characteristics(rig: Rig, fd: int, size: int, address: int) -> tuple[int, int]:
+def _characteristics(rig: Rig, size: int, address: int) -> tuple[int, int]:
     arg = s.GpuGetCharacteristics(size, address)
-    return rig.returns(fd, "GPU_GET_CHARACTERISTICS", arg), arg.gpu_characteristics_buf_size
-
-
-def _instance(rig: Rig, fd: int) -> int:
-    found = s.GpuCharacteristics()
-    _characteristics(rig, fd, ctypes.sizeof(found), ctypes.addressof(found))
-    return int(found.device_instance_id)
+    return rig.returns(rig.ctrl, "GPU_GET_CHARACTERISTICS", arg), arg.gpu_characteristics_buf_size
 
 
 @rule("3.1", "GET_CHARACTERISTICS: buf_size 0 copies nothing and tells the size, 328")
 def characteristics_size(rig: Rig) -> None:
-    rig.equal("return value and buf_size", (0, 328), _characteristics(rig, rig.ctrl, 0, rig.bad_address()))
+    rig.equal("return value and buf_size", (0, 328), _characteristics(rig, 0, rig.bad_address()))
 
 
 @rule("3.1", "GET_CHARACTERISTICS: a buffer that is too small gets what fits, and buf_size is 328")
 def characteristics_part(rig: Rig) -> None:
     room = rig.memory(PAGE)
-    rig.equal("return value and buf_size", (0, 328), _characteristics(rig, rig.ctrl, 6, room.address))
+    rig.equal("return value and buf_size", (0, 328), _characteristics(rig, 6, room.address))
     rig.equal("what was stored", b"\x70\1\0\0", room.read(0, 4))
     rig.equal("what follows", bytes(10), room.read(6, 10))
 
@@ -203,13 +183,13 @@ def characteristics_part(rig: Rig) -> None:
 def characteristics_more(rig: Rig) -> None:
     room = rig.memory(PAGE)
     room.write(b"\xee" * PAGE)
-    rig.equal("return value and buf_size", (0, 328), _characteristics(rig, rig.ctrl, PAGE, room.address))
+    rig.equal("return value and buf_size", (0, 328), _characteristics(rig, PAGE, room.address))
     rig.equal("what follows", b"\xee" * 8, room.read(328, 8))
 
 
 @rule("3.1", "GET_CHARACTERISTICS: a bad buffer is a positive return value, and buf_size is untouched")
 def characteristics_bad_buffer(rig: Rig) -> None:
-    value, size = _characteristics(rig, rig.ctrl, 100, rig.bad_address())
+    value, size = _characteristics(rig, 100, rig.bad_address())
     rig.equal("return value and buf_size", (100, 100), (value, size))
 
 
@@ -288,8 +268,8 @@ OPEN_TSG.refuses(
 
 @rule("3.3", "OPEN_TSG: with SHARE and the token of another instance it is that TSG; a token serves once")
 def share(rig: Rig) -> None:
-    other = other_ctrl(rig)
-    source, target, tsg = _instance(rig, rig.ctrl), _instance(rig, other), rig.tsg()
+    other = rig.open_ctrl()
+    source, target, tsg = rig.instance_id(), rig.instance_id(other), rig.tsg()
     rig.call(tsg, "TSG_SET_TIMESLICE", timeslice_us=2345)
     fields = {"source_device_instance_id": source, "target_device_instance_id": target}
     token = rig.call(tsg, "TSG_GET_SHARE_TOKEN", fields).share_token
@@ -331,33 +311,30 @@ def _masks(rig: Rig, name: str, size: int, address: int) -> int:
     return int(rig.accepts(rig.ctrl, name, mask_buf_size=size, mask_buf_addr=address).mask_buf_size)
 
 
-def _mask_size(name: str, count: str) -> Callable[[Rig], None]:
-    def check(rig: Rig) -> None:
+def _mask(ioctl: str, count: str) -> None:
+    """The rules of one of MASKS."""
+    short = ioctl.removeprefix("GPU_")
+
+    @rule("3.5", f"{short}: a size of 0 tells the size", name=f"{short.lower()}-size")
+    def size(rig: Rig) -> None:
         wanted = 4 * getattr(rig.characteristics(), count)
-        rig.equal("size for a size of 0", wanted, _masks(rig, name, 0, rig.bad_address()))
+        rig.equal("size for a size of 0", wanted, _masks(rig, ioctl, 0, rig.bad_address()))
 
-    return check
-
-
-def _mask_copy(name: str, count: str) -> Callable[[Rig], None]:
-    def check(rig: Rig) -> None:
+    @rule("3.5", f"{short}: copies as many bytes as fit", name=f"{short.lower()}-copy")
+    def copy(rig: Rig) -> None:
         full = 4 * getattr(rig.characteristics(), count)
         room = rig.memory(PAGE)
         room.write(b"\xee" * PAGE)
-        rig.equal("size for a larger buffer", full, _masks(rig, name, full + 64, room.address))
+        rig.equal("size for a larger buffer", full, _masks(rig, ioctl, full + 64, room.address))
         rig.equal("what follows", b"\xee" * 8, room.read(full, 8))
         room.write(b"\xee" * PAGE)
-        rig.equal("size for a smaller buffer", full, _masks(rig, name, full - 2, room.address))
+        rig.equal("size for a smaller buffer", full, _masks(rig, ioctl, full - 2, room.address))
         rig.equal("what follows", b"\xee" * 8, room.read(full - 2, 8))
         rig.check(room.u32(), "a mask", room.u32())
 
-    return check
-
 
 for _ioctl, _count in MASKS.items():
-    _short = _ioctl.removeprefix("GPU_")
-    rule("3.5", f"{_short}: a size of 0 tells the size", name=f"{_short.lower()}-size")(_mask_size(_ioctl, _count))
-    rule("3.5", f"{_short}: copies as many bytes as fit", name=f"{_short.lower()}-copy")(_mask_copy(_ioctl, _count))
+    _mask(_ioctl, _count)
 
 
 def tpc_masks(rig: Rig) -> list[int]:
@@ -417,8 +394,12 @@ MAPS = {
 }
 
 
-def _gpc_map(name: str, field: str) -> Callable[[Rig], None]:
-    def check(rig: Rig) -> None:
+def _gpc_map(short: str) -> None:
+    """The rules of one of MAPS."""
+    sentence, (name, field) = f"GET_GPC_LOCAL_TO_{short.upper()}_MAP", MAPS[short]
+
+    @rule("3.5", f"{sentence}: a word per enabled GPC", name=f"{short}-map")
+    def words(rig: Rig) -> None:
         found, room = rig.characteristics(), rig.memory(PAGE)
         rig.accepts(rig.ctrl, name, {"map_buf_size": 4 * found.num_gpc, field: room.address})
         seen = [room.u32(4 * i) for i in range(found.num_gpc)]
@@ -426,24 +407,15 @@ def _gpc_map(name: str, field: str) -> Callable[[Rig], None]:
         rig.check(max(seen) < found.max_gpc_count, "numbers of GPCs there can be", seen)
         rig.equal("what follows", 0, room.u32(4 * found.num_gpc))
 
-    return check
-
-
-def _gpc_map_size(name: str, field: str) -> Callable[[Rig], None]:
-    def check(rig: Rig) -> None:
+    @rule("3.5", f"{sentence}: any size but a word per enabled GPC is EINVAL", name=f"{short}-map-size")
+    def size(rig: Rig) -> None:
         found, room = rig.characteristics(), rig.memory(PAGE)
         for size in (4 * found.num_gpc + 4, 4 * found.num_gpc - 1):
             rig.refuses(errno.EINVAL, rig.ctrl, name, {"map_buf_size": size, field: room.address})
 
-    return check
 
-
-for _short, (_ioctl, _field) in MAPS.items():
-    _sentence = f"GET_GPC_LOCAL_TO_{_short.upper()}_MAP"
-    rule("3.5", f"{_sentence}: a word per enabled GPC", name=f"{_short}-map")(_gpc_map(_ioctl, _field))
-    rule("3.5", f"{_sentence}: any size but a word per enabled GPC is EINVAL", name=f"{_short}-map-size")(
-        _gpc_map_size(_ioctl, _field)
-    )
+for _short in MAPS:
+    _gpc_map(_short)
 
 
 def engines(rig: Rig, size: int = PAGE) -> tuple[int, bytes]:
@@ -528,10 +500,12 @@ def zcull_size(rig: Rig) -> None:
 
 
 NO_SENSOR = ("GET_VOLTAGE", "GET_CURRENT", "GET_POWER", "GET_TEMPERATURE", "GET_EVENT_FD", "SET_THERM_ALERT_LIMIT")
-for _name in NO_SENSOR:
-    rule("3.5", f"{_name} is EINVAL on Orin", name=_name.lower().replace("_", "-"))(
-        lambda rig, name=_name: rig.refuses(errno.EINVAL, rig.ctrl, f"GPU_{name}")  # type: ignore[misc]
-    )
+
+
+@rules("3.5", "{ioctl} is EINVAL on Orin", "ioctl name", [(one, one.lower().replace("_", "-")) for one in NO_SENSOR])
+def no_sensor(rig: Rig, ioctl: str) -> None:
+    rig.refuses(errno.EINVAL, rig.ctrl, f"GPU_{ioctl}")
+
 
 ANY = (errno.EINVAL, errno.ENOSYS, errno.ENOMEM, errno.ENODEV, errno.ENOTTY)
 
@@ -734,14 +708,14 @@ def own_target(rig: Rig) -> None:
     wanted = clock_range(rig).min_hz
     ask_for(rig, wanted)
     rig.eventually(lambda: clock(rig, TARGET) == wanted, f"{wanted} Hz", lambda: clock(rig, TARGET))
-    rig.equal("target of another ctrl fd", 0, clock(rig, TARGET, ctrl=other_ctrl(rig)))
+    rig.equal("target of another ctrl fd", 0, clock(rig, TARGET, ctrl=rig.open_ctrl()))
 
 
 @rule("3.6", "CLK_SET_INFO: of several ctrl fds the highest request counts")
 def highest_target(rig: Rig) -> None:
     low, high = clock_limits(rig)
     ask_for(rig, high)
-    ask_for(rig, low, ctrl=other_ctrl(rig))
+    ask_for(rig, low, ctrl=rig.open_ctrl())
     rig.eventually(lambda: clock(rig, ACTUAL) == high, f"{high} Hz", lambda: clock(rig, ACTUAL))
 
 
@@ -796,7 +770,7 @@ def modified(rig: Rig) -> None:
 
 
 REGISTER = Calls("3.7", "GPU_REGISTER_BUFFER", ctrl, lambda rig: registration(rig, rig.buffer().fd))
-REGISTER.refuses("register-bad-fd", "an fd that is not open is", errno.EBADF, dmabuf_fd=NONEXISTENT)
+REGISTER.refuses("register-bad-fd", "an fd that is not open is", errno.EBADF, dmabuf_fd=NO_FD)
 REGISTER.refuses("register-no-dmabuf", "an fd that is no dmabuf is", errno.EINVAL, dmabuf_fd=ctrl)
 REGISTER.refuses("comptag-control", "an unknown compression tag control is", errno.EINVAL, comptags_alloc_control=3)
 
@@ -837,7 +811,7 @@ def metadata_of_the_buffer(rig: Rig) -> None:
 
 @rule("3.7", "GET_BUFFER_INFO: an fd that is not open is EBADF, one that is no dmabuf EINVAL")
 def info_refused(rig: Rig) -> None:
-    rig.refuses(errno.EBADF, rig.ctrl, "GPU_GET_BUFFER_INFO", {"in_.dmabuf_fd": NONEXISTENT})
+    rig.refuses(errno.EBADF, rig.ctrl, "GPU_GET_BUFFER_INFO", {"in_.dmabuf_fd": NO_FD})
     rig.refuses(errno.EINVAL, rig.ctrl, "GPU_GET_BUFFER_INFO", {"in_.dmabuf_fd": rig.ctrl})
 
 
@@ -912,10 +886,7 @@ def opts_first_failure(rig: Rig) -> None:
 
 def maps(rig: Rig, fd: int, size: int = USERMODE_SIZE) -> Doorbell:
     """The rule: the registers can be mapped."""
-    try:
-        return rig.doorbell(fd, size)
-    except DriverError as error:
-        raise Differs(f"a mapping of {size:#x} bytes", error.code) from None
+    return rig.succeeds(f"a mapping of {size:#x} bytes", lambda: rig.doorbell(fd, size))
 
 
 @rule("3.9", "mmap of the ctrl fd: a second mapping of the same fd is EBUSY, until the first is unmapped")
@@ -929,7 +900,7 @@ def one_mapping(rig: Rig) -> None:
 @rule("3.9", "mmap of the ctrl fd: each ctrl fd may have a mapping")
 def mapping_per_fd(rig: Rig) -> None:
     rig.doorbell()
-    maps(rig, other_ctrl(rig))
+    maps(rig, rig.open_ctrl())
 
 
 @rule("3.9", "mmap of the ctrl fd: more than 64 KiB is EINVAL")

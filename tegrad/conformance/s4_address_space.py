@@ -8,14 +8,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tegrad.conformance.calls import Calls, ctrl
-from tegrad.conformance.rig import VA_END, VA_START, VOLATILE, Raw, Rig, map_fields, request
-from tegrad.conformance.rule import Differs, rule
+from tegrad.conformance.calls import NO_FD, Calls, ctrl, unallocated
+from tegrad.conformance.rig import PAGE, VA_END, VA_START, VOLATILE, Raw, Rig, map_fields, request
+from tegrad.conformance.rule import rule, rules
 from tegrad.uapi import constants as k
 from tegrad.uapi import structs as s
-from tegrad.uapi.errors import DriverError
 
-PAGE, KIB, MIB, GIB = 4096, 1 << 10, 1 << 20, 1 << 30
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 FIXED, CACHEABLE = k.NVGPU_AS_MAP_BUFFER_FLAGS_FIXED_OFFSET, k.NVGPU_AS_MAP_BUFFER_FLAGS_CACHEABLE
 ACCESS = k.NVGPU_AS_MAP_BUFFER_FLAGS_ACCESS_BITMASK_OFFSET
 READ_ONLY, READ_WRITE = (
@@ -26,7 +25,7 @@ SPARSE = k.NVGPU_AS_ALLOC_SPACE_FLAGS_SPARSE
 WINDOW = 0xFE00000000
 SEEN_END = 0xFFFFE00000
 """The end of the range that placements were read off on an AGX Orin 64GB."""
-NONEXISTENT = 987654
+AREA = 16 * PAGE
 MAP, SPACE = "AS_MAP_BUFFER_EX", "AS_ALLOC_SPACE"
 Fields = dict[str, int]
 
@@ -43,10 +42,14 @@ def fixed(rig: Rig, vm: int, fd: int, va: int, **fields: int) -> int:
 
 def reserves(rig: Rig, vm: int, size: int, at: int | None = None, *, flags: int = 0) -> int:
     """The rule: this ALLOC_SPACE succeeds. Its address."""
-    try:
-        return rig.reserve(vm, size, at, flags=flags)
-    except DriverError as error:
-        raise Differs(f"ALLOC_SPACE of {size:#x} bytes", error.code) from None
+    return rig.succeeds(f"ALLOC_SPACE of {size:#x} bytes", lambda: rig.reserve(vm, size, at, flags=flags))
+
+
+def with_area(rig: Rig) -> int:
+    """An address space with an area at the window."""
+    vm = rig.address_space()
+    rig.reserve(vm, AREA, WINDOW)
+    return vm
 
 
 def space_fields(**fields: int) -> Fields:
@@ -59,7 +62,7 @@ def space_fields(**fields: int) -> Fields:
 
 BIND = Calls("4.1", "AS_BIND_CHANNEL", Rig.address_space)
 BIND.refuses("bind-no-channel", "an fd that is no channel is", errno.EINVAL, channel_fd=Rig.tsg)
-BIND.refuses("bind-closed", "an fd that is not open is", errno.EINVAL, channel_fd=NONEXISTENT)
+BIND.refuses("bind-closed", "an fd that is not open is", errno.EINVAL, channel_fd=NO_FD)
 
 
 @rule("4.1", "BIND_CHANNEL: a channel that is bound to another address space is EINVAL")
@@ -156,16 +159,14 @@ def reserved_is_not_chosen(rig: Rig) -> None:
 
 @rule("4.2", "FREE_SPACE: any address inside an area frees all of it")
 def free_inside(rig: Rig) -> None:
-    vm = rig.address_space()
-    rig.reserve(vm, 16 * PAGE, WINDOW)
+    vm = with_area(rig)
     rig.accepts(vm, "AS_FREE_SPACE", offset=WINDOW + 9 * PAGE + 123)
-    reserves(rig, vm, 16 * PAGE, WINDOW)
+    reserves(rig, vm, AREA, WINDOW)
 
 
 @rule("4.2", "FREE_SPACE: an address in no area returns 0 and frees nothing")
 def free_unknown(rig: Rig) -> None:
-    vm = rig.address_space()
-    rig.reserve(vm, 16 * PAGE, WINDOW)
+    vm = with_area(rig)
     for offset in (0, WINDOW - 1, WINDOW + 16 * PAGE, 1 << 63):
         rig.accepts(vm, "AS_FREE_SPACE", offset=offset)
     rig.refuses(errno.ENOMEM, vm, SPACE, space_fields(flags=1, at=WINDOW))
@@ -173,25 +174,22 @@ def free_unknown(rig: Rig) -> None:
 
 @rule("4.2", "FREE_SPACE: pages and page_size do not matter")
 def free_ignores(rig: Rig) -> None:
-    vm = rig.address_space()
-    rig.reserve(vm, 16 * PAGE, WINDOW)
+    vm = with_area(rig)
     rig.accepts(vm, "AS_FREE_SPACE", offset=WINDOW, pages=3, page_size=12345)
-    reserves(rig, vm, 16 * PAGE, WINDOW)
+    reserves(rig, vm, AREA, WINDOW)
 
 
 @rule("4.2", "FREE_SPACE: a buffer mapped in the area is unmapped")
 def free_unmaps(rig: Rig) -> None:
-    vm, buffer = rig.address_space(), rig.buffer()
-    rig.reserve(vm, 16 * PAGE, WINDOW)
+    vm, buffer = with_area(rig), rig.buffer()
     rig.map(vm, buffer.fd, flags=FIXED, offset=WINDOW)
     rig.accepts(vm, "AS_FREE_SPACE", offset=WINDOW)
-    reserves(rig, vm, 16 * PAGE, WINDOW)
+    reserves(rig, vm, AREA, WINDOW)
     fixed(rig, vm, rig.buffer().fd, WINDOW)
 
 
 # ---- 4.3 MAP_BUFFER_EX ----------------------------------------------------------------------------------------------
 
-AREA = 16 * PAGE
 KNOWN_FLAGS = FIXED | CACHEABLE | 0x20 | 0x40 | 0x80 | 0x200 | 3 << ACCESS | 0x1000
 UNKNOWN_FLAGS = tuple(1 << bit for bit in range(32) if not KNOWN_FLAGS >> bit & 1)
 
@@ -202,18 +200,6 @@ def mappable_compbits(rig: Rig) -> None:
     va = rig.map(vm, fd)
     flags = VOLATILE | k.NVGPU_AS_MAP_BUFFER_FLAGS_MAPPABLE_COMPBITS
     rig.equal("address", va, maps(rig, vm, fd, flags=flags))
-
-
-def unallocated(rig: Rig) -> int:
-    """A dmabuf without memory."""
-    return rig.buffer(allocate=False).fd
-
-
-def with_area(rig: Rig) -> int:
-    """An address space with an area at the window."""
-    vm = rig.address_space()
-    rig.reserve(vm, AREA, WINDOW)
-    return vm
 
 
 MAPS = Calls("4.3", MAP, with_area, lambda rig: map_fields(rig.buffer(2 * PAGE).fd))
@@ -227,14 +213,14 @@ MAPS.accepts("read-write", "maps with read-write access", flags=READ_WRITE)
 MAPS.refuses("unknown-flags", "any unknown flag bit is", errno.EINVAL, flags=UNKNOWN_FLAGS)
 MAPS.refuses("access-3", "access 3 is", errno.EINVAL, flags=3 << ACCESS)
 MAPS.refuses("tegra-raw", "TEGRA_RAW is", errno.EINVAL, flags=k.NVGPU_AS_MAP_BUFFER_FLAGS_TEGRA_RAW)
-MAPS.refuses("fd-closed", "an fd that is not open is", errno.EBADF, dmabuf_fd=NONEXISTENT)
+MAPS.refuses("fd-closed", "an fd that is not open is", errno.EBADF, dmabuf_fd=NO_FD)
 MAPS.refuses("fd-no-dmabuf", "an fd that is no dmabuf is", errno.EINVAL, dmabuf_fd=ctrl)
 MAPS.refuses("offset-not-fixed", "an offset without FIXED_OFFSET is", errno.EINVAL, offset=WINDOW)
 MAPS.refuses("part-not-fixed", "a buffer_offset without FIXED_OFFSET is", errno.EINVAL, buffer_offset=PAGE)
 MAPS.refuses("size-not-fixed", "a mapping_size without FIXED_OFFSET is", errno.EINVAL, mapping_size=PAGE)
 MAPS.refuses("not-allocated", "a buffer without memory is", errno.ENOMEM, dmabuf_fd=unallocated)
 MAPS.refuses("no-kind", "no kind at all is", errno.EINVAL, incompr_kind=-1)
-MAPS.refuses("fd-first", "a bad fd with bad flags is", errno.EBADF, dmabuf_fd=NONEXISTENT, flags=0x2000)
+MAPS.refuses("fd-first", "a bad fd with bad flags is", errno.EBADF, dmabuf_fd=NO_FD, flags=0x2000)
 MAPS.refuses(
     "flags-before-pin", "a buffer without memory with bad flags is", errno.EINVAL, dmabuf_fd=unallocated, flags=0x2000
 )
@@ -281,8 +267,7 @@ def read_only_buffer(rig: Rig) -> None:
 
 @rule("4.3", "MAP_BUFFER_EX: a fixed map that overlaps another one is EINVAL")
 def fixed_overlap(rig: Rig) -> None:
-    vm, buffer = rig.address_space(), rig.buffer(4 * PAGE)
-    rig.reserve(vm, AREA, WINDOW)
+    vm, buffer = with_area(rig), rig.buffer(4 * PAGE)
     rig.map(vm, buffer.fd, flags=FIXED, offset=WINDOW + 2 * PAGE)
     for offset in (0, PAGE, 3 * PAGE, 5 * PAGE):
         rig.refuses(errno.EINVAL, vm, MAP, map_fields(buffer.fd, flags=FIXED, offset=WINDOW + offset))
@@ -291,16 +276,14 @@ def fixed_overlap(rig: Rig) -> None:
 
 @rule("4.3", "MAP_BUFFER_EX: a fixed map lands where it was asked for, up to the end of its area")
 def fixed_place(rig: Rig) -> None:
-    vm, buffer = rig.address_space(), rig.buffer(4 * PAGE)
-    rig.reserve(vm, AREA, WINDOW)
+    vm, buffer = with_area(rig), rig.buffer(4 * PAGE)
     for offset in (0, AREA - 4 * PAGE):
         rig.equal("address", WINDOW + offset, fixed(rig, vm, buffer.fd, WINDOW + offset))
 
 
 @rule("4.3", "MAP_BUFFER_EX: part of a buffer can be mapped at a fixed address")
 def fixed_part(rig: Rig) -> None:
-    vm, buffer = rig.address_space(), rig.buffer(4 * PAGE)
-    rig.reserve(vm, AREA, WINDOW)
+    vm, buffer = with_area(rig), rig.buffer(4 * PAGE)
     fixed(rig, vm, buffer.fd, WINDOW, buffer_offset=PAGE, mapping_size=2 * PAGE)
     fixed(rig, vm, buffer.fd, WINDOW + 2 * PAGE, buffer_offset=0, mapping_size=PAGE)
     fixed(rig, vm, buffer.fd, WINDOW + 3 * PAGE, mapping_size=100)
@@ -383,8 +366,7 @@ def other_kind(rig: Rig) -> None:
 
 @rule("4.3", "MAP_BUFFER_EX: a fixed map is never another one's: it is made where it was asked for")
 def fixed_is_its_own(rig: Rig) -> None:
-    vm, fd = rig.address_space(), rig.buffer().fd
-    rig.reserve(vm, AREA, WINDOW)
+    vm, fd = with_area(rig), rig.buffer().fd
     rig.map(vm, fd)
     rig.equal("address", WINDOW, fixed(rig, vm, fd, WINDOW))
     rig.equal("address of a further one", WINDOW + PAGE, fixed(rig, vm, fd, WINDOW + PAGE))
@@ -413,39 +395,34 @@ SEEN = [
 ]
 
 
-def _placed(index: int) -> Callable[[Rig], None]:
-    def check(rig: Rig) -> None:
-        vm = rig.address_space(VA_START, SEEN_END)
-        places = [rig.map(vm, rig.buffer(size).fd) for _, size, _ in SEEN[: index + 1]]
-        rig.equal("address", SEEN[index][2], places[-1])
+@rules(
+    "4.4",
+    "in [0x200000, 0xffffe00000) the buffer of {kib} KiB that comes as number {index} of those seen lands at {va:#x}",
+    "index name kib va",
+    [(index, name, size // KIB, va) for index, (name, size, va) in enumerate(SEEN)],
+    name="seen-{name}",
+)
+def placed(rig: Rig, index: int, va: int) -> None:
+    vm = rig.address_space(VA_START, SEEN_END)
+    places = [rig.map(vm, rig.buffer(size).fd) for _, size, _ in SEEN[: index + 1]]
+    rig.equal("address", va, places[-1])
 
-    return check
-
-
-for _index, (_name, _size, _va) in enumerate(SEEN):
-    _sentence = (
-        f"in [0x200000, 0xffffe00000) the buffer of {_size // KIB} KiB that comes as number {_index} of those seen"
-    )
-    rule("4.4", f"{_sentence} lands at {_va:#x}", name=f"seen-{_name}")(_placed(_index))
 
 LANDMARKS = [
-    ("512m", SEEN_END, 512 * MIB, 0xFFC0200000),
-    ("8g", SEEN_END, 8 * GIB, 0xFC00200000),
-    ("8m", SEEN_END, 8 * MIB, 0xFFFF200000),
-    ("4g", SEEN_END, 4 * GIB, 0xFE00200000),
-    ("low-4k", VA_END, 4 * KIB, 0xFEFFE00000),
-    ("low-4m", VA_END, 4 * MIB, 0xFEFFA00000),
-    ("low-2g", VA_END, 2 * GIB, 0xFE00200000),
+    ("512m", SEEN_END, 512 << 10, 0xFFC0200000),
+    ("8g", SEEN_END, 8 << 20, 0xFC00200000),
+    ("8m", SEEN_END, 8 << 10, 0xFFFF200000),
+    ("4g", SEEN_END, 4 << 20, 0xFE00200000),
+    ("low-4k", VA_END, 4, 0xFEFFE00000),
+    ("low-4m", VA_END, 4 << 10, 0xFEFFA00000),
+    ("low-2g", VA_END, 2 << 20, 0xFE00200000),
 ]
+"""The range's end, and where its first so many KiB lie."""
 
 
-def _landmark(end: int, size: int, va: int) -> Callable[[Rig], None]:
-    return lambda rig: rig.equal("address", va, reserves(rig, rig.address_space(VA_START, end), size))
-
-
-for _name, _end, _size, _va in LANDMARKS:
-    _sentence = f"the first {_size // KIB} KiB in [0x200000, {_end:#x}) are at {_va:#x}"
-    rule("4.4", _sentence, name=_name)(_landmark(_end, _size, _va))
+@rules("4.4", "the first {kib} KiB in [0x200000, {end:#x}) are at {va:#x}", "name end kib va", LANDMARKS)
+def landmark(rig: Rig, end: int, kib: int, va: int) -> None:
+    rig.equal("address", va, reserves(rig, rig.address_space(VA_START, end), kib * KIB))
 
 
 @rule("4.4", "once the smaller pieces are full, 512 MiB lie at 0xfe00200000, after the shared window")
@@ -567,8 +544,7 @@ def unmap_frees(rig: Rig) -> None:
 
 @rule("4.5", "UNMAP_BUFFER: an area's address is not given back with the buffer in it")
 def unmap_fixed(rig: Rig) -> None:
-    vm, fd = rig.address_space(), rig.buffer().fd
-    rig.reserve(vm, AREA, WINDOW)
+    vm, fd = with_area(rig), rig.buffer().fd
     rig.map(vm, fd, flags=FIXED, offset=WINDOW)
     rig.unmap(vm, WINDOW)
     rig.refuses(errno.ENOMEM, vm, SPACE, space_fields(flags=1, at=WINDOW))
@@ -577,8 +553,7 @@ def unmap_fixed(rig: Rig) -> None:
 
 @rule("4.5", "UNMAP_BUFFER: a fixed mapping with several references is waited for 100 ms, then loses one")
 def unmap_fixed_counted(rig: Rig) -> None:
-    vm, fd = rig.address_space(), rig.buffer().fd
-    rig.reserve(vm, AREA, WINDOW)
+    vm, fd = with_area(rig), rig.buffer().fd
     fixed(rig, vm, fd, WINDOW)
     fixed(rig, vm, fd, WINDOW)
     began = time.monotonic()
@@ -641,8 +616,7 @@ BATCHES.refuses("batch-maps", "more than 256 maps are", errno.EINVAL, num_maps=2
 
 @rule("4.6", "MAP_BUFFER_BATCH: unmaps come first, then maps")
 def batch_order(rig: Rig) -> None:
-    vm, old, new = rig.address_space(), rig.buffer().fd, rig.buffer().fd
-    rig.reserve(vm, AREA, WINDOW)
+    vm, old, new = with_area(rig), rig.buffer().fd, rig.buffer().fd
     rig.map(vm, old, flags=FIXED, offset=WINDOW)
     rig.accepts(vm, BATCH, batch(rig, [WINDOW], [map_fields(new, flags=FIXED, offset=WINDOW)])[0])
     rig.refuses(errno.EINVAL, vm, MAP, map_fields(old, flags=FIXED, offset=WINDOW))
@@ -650,10 +624,9 @@ def batch_order(rig: Rig) -> None:
 
 @rule("4.6", "MAP_BUFFER_BATCH: stops at the first error, and what came before it stays")
 def batch_stops(rig: Rig) -> None:
-    vm, fds = rig.address_space(), [rig.buffer().fd for _ in range(3)]
-    rig.reserve(vm, AREA, WINDOW)
+    vm, fds = with_area(rig), [rig.buffer().fd for _ in range(3)]
     items = [map_fields(fd, flags=FIXED, offset=WINDOW + i * PAGE) for i, fd in enumerate(fds)]
-    items[1]["dmabuf_fd"] = NONEXISTENT
+    items[1]["dmabuf_fd"] = NO_FD
     rig.refuses(errno.EBADF, vm, BATCH, batch(rig, [], items)[0])
     rig.refuses(errno.EINVAL, vm, MAP, map_fields(fds[1], flags=FIXED, offset=WINDOW))
     fixed(rig, vm, fds[1], WINDOW + 2 * PAGE)
@@ -662,7 +635,7 @@ def batch_stops(rig: Rig) -> None:
 @rule("4.6", "MAP_BUFFER_BATCH: nothing is copied back on an error, so nobody learns how far it got")
 def batch_tells_nothing(rig: Rig) -> None:
     vm, arg = rig.address_space(), s.AsMapBufferBatch()
-    fields, _ = batch(rig, [], [map_fields(rig.buffer().fd), map_fields(NONEXISTENT)])
+    fields, _ = batch(rig, [], [map_fields(rig.buffer().fd), map_fields(NO_FD)])
     for name, value in fields.items():
         setattr(arg, name, value)
     rig.fails(errno.EBADF, BATCH, lambda: rig.returns(vm, BATCH, arg))
@@ -722,16 +695,10 @@ def _modify(rig: Rig, fields: Fields) -> tuple[int, Fields]:
     return vm, usual
 
 
-def _modify_refused(fields: Fields) -> Callable[[Rig], None]:
-    def check(rig: Rig) -> None:
-        vm, block = _modify(rig, fields)
-        rig.refuses(errno.EINVAL, vm, MODIFY, block)
-
-    return check
-
-
-for _name, _sentence, _fields in MODIFY_REFUSED:
-    rule("4.6", f"MAPPING_MODIFY: {_sentence} is EINVAL", name=_name)(_modify_refused(_fields))
+@rules("4.6", "MAPPING_MODIFY: {what} is EINVAL", "name what fields", MODIFY_REFUSED)
+def modify_refused(rig: Rig, fields: Fields) -> None:
+    vm, block = _modify(rig, fields)
+    rig.refuses(errno.EINVAL, vm, MODIFY, block)
 
 
 Calls("4.6", MODIFY, Rig.address_space).refuses(
@@ -786,7 +753,7 @@ REMAP_REFUSED: list[tuple[str, str, Op]] = [
     ("remap-unmap-flags", "an unmap with a flag of maps", lambda fd: op(flags=SIZE_4K | 4)),
     ("remap-unmap-kind", "an unmap with a kind", lambda fd: op(incompr_kind=0)),
     ("remap-unmap-offset", "an unmap with an offset in a buffer", lambda fd: op(mem_offset_in_pages=1)),
-    ("remap-bad-handle", "a handle that is no dmabuf fd", lambda fd: op(NONEXISTENT)),
+    ("remap-bad-handle", "a handle that is no dmabuf fd", lambda fd: op(NO_FD)),
     ("remap-no-pages", "0 pages", lambda fd: op(fd, num_pages=0)),
     ("remap-huge", "more pages than an address space has", lambda fd: op(num_pages=1 << 40)),
     ("remap-64k", "pages of 64 KiB", lambda fd: op(fd, flags=0x10000, virt_offset_in_pages=FIRST // 16)),
@@ -805,22 +772,15 @@ REMAP_REFUSED: list[tuple[str, str, Op]] = [
 ]
 
 
-def _remap_refused(made: Op) -> Callable[[Rig], None]:
-    def check(rig: Rig) -> None:
-        vm = sparse_space(rig)
-        rig.refuses(errno.EINVAL, vm, REMAP, remap_fields(rig, [made(rig.buffer(BUFFER_PAGES * PAGE).fd)])[0])
-
-    return check
-
-
-for _name, _sentence, _op in REMAP_REFUSED:
-    rule("4.6", f"REMAP: {_sentence} is EINVAL", name=_name)(_remap_refused(_op))
+@rules("4.6", "REMAP: {what} is EINVAL", "name what made", REMAP_REFUSED)
+def remap_refused(rig: Rig, made: Op) -> None:
+    vm = sparse_space(rig)
+    rig.refuses(errno.EINVAL, vm, REMAP, remap_fields(rig, [made(rig.buffer(BUFFER_PAGES * PAGE).fd)])[0])
 
 
 @rule("4.6", "REMAP: an area that is not sparse is EINVAL")
 def remap_not_sparse(rig: Rig) -> None:
-    vm = rig.address_space()
-    rig.reserve(vm, AREA, WINDOW)
+    vm = with_area(rig)
     rig.refuses(errno.EINVAL, vm, REMAP, remap_fields(rig, [op(rig.buffer().fd)])[0])
 
 

@@ -30,15 +30,6 @@ def volatile_is_read_anew(rig: Rig) -> None:
     reads(queue, block.va, 2, "the second value")
 
 
-def _after(ends: Callable[[Rig, Queue], object]) -> Callable[[Rig], None]:
-    def check(rig: Rig) -> None:
-        queue, block = _read_once(rig, cached=True)
-        ends(rig, queue)
-        reads(queue, block.va, 2, "the second value")
-
-    return check
-
-
 def _flush(rig: Rig, queue: Queue) -> None:
     rig.call(rig.ctrl, "GPU_FLUSH_L2", l2_flush=1, l2_invalidate=1)
 
@@ -59,5 +50,10 @@ ENDS = [
 ]
 """What makes the GPU read cached memory anew."""
 
-for _section, _name, _sentence, _end in ENDS:
-    rule(_section, f"{_sentence}: the GPU reads what the CPU has stored in cached memory", name=_name)(_after(_end))
+for _section, _name, _sentence, _ends in ENDS:
+
+    @rule(_section, f"{_sentence}: the GPU reads what the CPU has stored in cached memory", name=_name)
+    def read_anew(rig: Rig, ends: Callable[[Rig, Queue], object] = _ends) -> None:
+        queue, block = _read_once(rig, cached=True)
+        ends(rig, queue)
+        reads(queue, block.va, 2, "the second value")

@@ -8,9 +8,9 @@ from __future__ import annotations
 import threading
 
 from tegrad.conformance.engine import PLAIN_RELEASE, READ_ONLY, Block, Gpu, Queue, becomes
-from tegrad.conformance.rig import Rig
+from tegrad.conformance.rig import PAGE, Rig
 from tegrad.conformance.rule import rule
-from tegrad.conformance.s4_address_space import FIXED, PAGE, SIZE_4K, SPARSE, op, remap_fields
+from tegrad.conformance.s4_address_space import FIXED, SIZE_4K, SPARSE, op, remap_fields
 from tegrad.conformance.s8_fences import fence, node, readable
 from tegrad.hw.faults import NotifierCode
 from tegrad.uapi import constants as k

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import select
 from collections.abc import Mapping
 
-from tegrad.conformance.calls import Calls, bound, ctrl, nvmap, ready
-from tegrad.conformance.memory import PAGE
+from tegrad.conformance.calls import NO_FD, Calls, bound, ctrl, nvmap, ready, unallocated
 from tegrad.conformance.process import Peer
-from tegrad.conformance.rig import SETUP_FLAGS, VA_END, Rig, RigChannel
-from tegrad.conformance.rule import rule
+from tegrad.conformance.rig import PAGE, SETUP_FLAGS, VA_END, Rig, RigChannel
+from tegrad.conformance.rule import rule, rules
 from tegrad.conformance.waiter import Waiter
 from tegrad.uapi import constants as k
-from tegrad.uapi.structs import GpuCharacteristics
 
-NO_FD = 987654
 COMPUTE, COPY, GRAPHICS = 0xC7C0, 0xC7B5, 0xC797
 SYNC, ASYNC = k.NVGPU_TSG_SUBCONTEXT_TYPE_SYNC, k.NVGPU_TSG_SUBCONTEXT_TYPE_ASYNC
 DETERMINISTIC = k.NVGPU_CHANNEL_SETUP_BIND_FLAGS_DETERMINISTIC
@@ -49,11 +45,6 @@ def with_object(rig: Rig, class_num: int = COMPUTE) -> RigChannel:
 def group_with_object(rig: Rig) -> int:
     """The TSG of a bound channel with an object."""
     return with_object(rig).tsg
-
-
-def unallocated(rig: Rig) -> int:
-    """A dmabuf without memory."""
-    return rig.buffer(allocate=False).fd
 
 
 def larger(rig: Rig) -> int:
@@ -241,12 +232,15 @@ def unbind_leaves_subcontext(rig: Rig) -> None:
     rig.refuses(errno.ENOSPC, made.tsg, "TSG_CREATE_SUBCONTEXT", type=SYNC, as_fd=made.vm)
 
 
-for _name in ("ENABLE", "DISABLE", "PREEMPT"):
-
-    @rule("5.2", f"{_name} returns 0, on a TSG without channels too", name=f"tsg-{_name.lower()}")
-    def tsg_control(rig: Rig, name: str = f"TSG_{_name}") -> None:
-        rig.accepts(rig.tsg(), name)
-        rig.accepts(rig.channel_ready().tsg, name)
+@rules(
+    "5.2",
+    "{ioctl} returns 0, on a TSG without channels too",
+    "ioctl name",
+    [("ENABLE", "tsg-enable"), ("DISABLE", "tsg-disable"), ("PREEMPT", "tsg-preempt")],
+)
+def tsg_control(rig: Rig, ioctl: str) -> None:
+    rig.accepts(rig.tsg(), f"TSG_{ioctl}")
+    rig.accepts(rig.channel_ready().tsg, f"TSG_{ioctl}")
 
 
 @rule("5.2", "GET_TIMESLICE: 1024 us by default")
@@ -254,18 +248,16 @@ def timeslice_default(rig: Rig) -> None:
     rig.equal("the time slice is", 1024, int(rig.accepts(rig.tsg(), "TSG_GET_TIMESLICE").timeslice_us))
 
 
-@rule("5.2", "SET_TIMESLICE: below 1000 us is EINVAL")
-def timeslice_low(rig: Rig) -> None:
+@rules(
+    "5.2",
+    "SET_TIMESLICE: {beyond} {limit} us is EINVAL",
+    "name beyond limit refused",
+    [("timeslice-low", "below", 1000, 999), ("timeslice-high", "above", 50000, 50001)],
+)
+def timeslice_limit(rig: Rig, limit: int, refused: int) -> None:
     tsg = rig.tsg()
-    rig.refuses(errno.EINVAL, tsg, "TSG_SET_TIMESLICE", timeslice_us=999)
-    rig.accepts(tsg, "TSG_SET_TIMESLICE", timeslice_us=1000)
-
-
-@rule("5.2", "SET_TIMESLICE: above 50000 us is EINVAL")
-def timeslice_high(rig: Rig) -> None:
-    tsg = rig.tsg()
-    rig.refuses(errno.EINVAL, tsg, "TSG_SET_TIMESLICE", timeslice_us=50001)
-    rig.accepts(tsg, "TSG_SET_TIMESLICE", timeslice_us=50000)
+    rig.refuses(errno.EINVAL, tsg, "TSG_SET_TIMESLICE", timeslice_us=refused)
+    rig.accepts(tsg, "TSG_SET_TIMESLICE", timeslice_us=limit)
 
 
 @rule("5.2", "GET_TIMESLICE tells what was set")
@@ -316,17 +308,16 @@ SM_RECORDS = (
     ("sm-record-size", "copies no more than record_size", 8, 8),
     ("sm-record-of-0-bytes", "of size 0 copies nothing", 0, 0),
 )
-"""(name, sentence, record_size, how many bytes are stored)"""
+"""The record_size, and how many bytes are stored."""
 
-for _name, _sentence, _size, _stored in SM_RECORDS:
 
-    @rule("5.2", f"READ_SINGLE_SM_ERROR_STATE {_sentence}", name=_name)
-    def sm_record(rig: Rig, size: int = _size, stored: int = _stored) -> None:
-        memory = rig.memory(64)
-        memory.write(b"\xaa" * 64)
-        fields = {"sm_id": 0, "record_mem": memory.address, "record_size": size}
-        rig.accepts(group_with_object(rig), "TSG_READ_SINGLE_SM_ERROR_STATE", fields)
-        rig.equal("the record", bytes(stored) + b"\xaa" * (64 - stored), memory.read(0, 64))
+@rules("5.2", "READ_SINGLE_SM_ERROR_STATE {sentence}", "name sentence size stored", SM_RECORDS)
+def sm_record(rig: Rig, size: int, stored: int) -> None:
+    memory = rig.memory(64)
+    memory.write(b"\xaa" * 64)
+    fields = {"sm_id": 0, "record_mem": memory.address, "record_size": size}
+    rig.accepts(group_with_object(rig), "TSG_READ_SINGLE_SM_ERROR_STATE", fields)
+    rig.equal("the record", bytes(stored) + b"\xaa" * (64 - stored), memory.read(0, 64))
 
 
 Calls("5.2", "TSG_READ_ALL_SM_ERROR_STATES", Rig.tsg, begins="READ_ALL_SM_ERROR_STATES ").refuses(
@@ -366,17 +357,10 @@ class Sharing:
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
-        self.near = self._instance(rig.ctrl)
-        self.other = rig.open("/dev/nvgpu/igpu0/ctrl")
-        self.far = self._instance(self.other)
+        self.near = rig.instance_id()
+        self.other = rig.open_ctrl()
+        self.far = rig.instance_id(self.other)
         self.tsg = rig.tsg()
-
-    def _instance(self, ctrl: int) -> int:
-        found = GpuCharacteristics()
-        place = {"gpu_characteristics_buf_size": ctypes.sizeof(found)}
-        place["gpu_characteristics_buf_addr"] = ctypes.addressof(found)
-        self.rig.call(ctrl, "GPU_GET_CHARACTERISTICS", place)
-        return int(found.device_instance_id)
 
     def fields(self, **changed: int) -> Mapping[str, int]:
         """The fields of GET_SHARE_TOKEN."""
@@ -423,10 +407,10 @@ def share_opens(rig: Rig) -> None:
 @rule("5.2", "a share token opens the TSG in another process")
 def share_across_processes(rig: Rig) -> None:
     tsg = rig.tsg()
-    near = int(rig.characteristics().device_instance_id)
+    near = rig.instance_id()
 
     def use(own: Rig, peer: Peer) -> int:
-        peer.send(int(own.characteristics().device_instance_id))
+        peer.send(own.instance_id())
         fields = {"flags": 1, "source_device_instance_id": near, "share_token": peer.value()}
         shared = int(own.accepts(own.ctrl, "GPU_OPEN_TSG", fields).tsg_fd)
         return int(own.call(shared, "TSG_GET_TIMESLICE").timeslice_us)

@@ -9,16 +9,28 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from tegrad.conformance.engine import M32, PLAIN_RELEASE, QMD_AT, QUIET_S, RELEASE, Block, Gpu, Queue, becomes
+from tegrad.conformance.engine import (
+    M32,
+    PLAIN_RELEASE,
+    QMD_AT,
+    QUIET_S,
+    RELEASE,
+    Block,
+    Gpu,
+    Queue,
+    becomes,
+    compute,
+    host,
+)
 from tegrad.conformance.rig import Rig
-from tegrad.conformance.rule import rule
+from tegrad.conformance.rule import rule, rules
+from tegrad.conformance.s5_channels import semaphore
 from tegrad.conformance.waiter import Waiter
 from tegrad.hw import ptxsection
 from tegrad.hw.classes import ComputeMethod as C
 from tegrad.hw.classes import CopyMethod
 from tegrad.hw.classes import HostMethod as H
 from tegrad.hw.gpfifo import MethodOp, Subchannel, Userd, method_header
-from tegrad.uapi import constants as k
 
 WIDE, STAMPED, WAITING = 1 << 24, 1 << 25, 1 << 20
 """Bits of SEM_EXECUTE: 64-bit payload, timestamp, wait for idle before a release."""
@@ -26,11 +38,15 @@ OLD = 0xFFFFFFFFFFFFFFFF
 
 
 def after_the_grid(
-    rig: Rig, build: Callable[[Queue, Block], object], what: str, expected: int, read: Callable[[Queue, Block], int]
+    rig: Rig,
+    build: Callable[[Queue, Block], object],
+    what: str,
+    expected: int,
+    read: Callable[[Queue, Block], int] = lambda queue, out: out.u32(),
 ) -> None:
     """What is queued after a grid that still runs happens when that is over, and not before. 0 is before."""
-    gpu = Gpu(rig)
-    queue, gate, out = gpu.compute(), gpu.memory(), gpu.memory()
+    gpu, queue, gate = compute(rig)
+    out = gpu.memory()
     queue.launch(gpu.kernel("spin", gate.va))
     build(queue, out)
     queue.submit()
@@ -42,8 +58,8 @@ def after_the_grid(
 
 def with_a_release(rig: Rig, before: int, expected: int, read: Callable[[Block], int], **fields: int) -> Block:
     """What a QMD's release 0 with these fields makes of a 64-bit word."""
-    gpu = Gpu(rig)
-    queue, out, other = gpu.compute(), gpu.memory(), gpu.memory()
+    gpu, queue, out = compute(rig)
+    other = gpu.memory()
     out.cpu.write(struct.pack("<QQ", before, OLD))
     queue.launch(gpu.kernel("store", other.va, 1, **release_fields(0, out.va, **fields))).done()
     becomes(rig, "the semaphore is", expected, lambda: read(out))
@@ -52,8 +68,7 @@ def with_a_release(rig: Rig, before: int, expected: int, read: Callable[[Block],
 
 def woken(queue: Queue, gate: Block, out: Block) -> None:
     """CHANNEL_WAIT for 1 in `out` returns when the gate opens, not only at the end of its time."""
-    semaphore = {"condition.semaphore.dmabuf_fd": out.buffer.fd, "condition.semaphore.payload": 1}
-    waiter = Waiter(queue.rig, queue.channel.fd, {"type": k.NVGPU_WAIT_TYPE_SEMAPHORE, **semaphore}, times=2)
+    waiter = Waiter(queue.rig, queue.channel.fd, semaphore(out.buffer.fd, payload=1), times=2)
     gate.put32(1)
     queue.rig.equal("WAIT, which the interrupt wakes, returns", "success", waiter.result())
 
@@ -63,8 +78,7 @@ def woken(queue: Queue, gate: Block, out: Block) -> None:
 
 def payload_rule(rig: Rig, build: Callable[[Queue], object], expected: int) -> None:
     """What the host's 32-bit payload register holds after some headers, as a release shows it."""
-    gpu = Gpu(rig)
-    queue, out = gpu.queue(contexts=()), gpu.memory()
+    queue, out = host(rig)
     out.put64(OLD)
     queue.host(H.SEM_ADDR_LO, out.va & M32, out.va >> 32)
     build(queue)
@@ -84,8 +98,7 @@ def non_inc(rig: Rig) -> None:
 
 @rule("6.4", "ONE-INC: the first word goes to the method, all others to the one after it")
 def one_inc(rig: Rig) -> None:
-    gpu = Gpu(rig)
-    queue, out = gpu.queue(contexts=()), gpu.memory()
+    queue, out = host(rig)
     queue.host(H.SEM_ADDR_LO, out.va & M32, out.va >> 32)
     queue.host(H.SEM_PAYLOAD_LO, 0x11, 0x22, 0x33, op=MethodOp.ONE_INC)
     queue.host(H.SEM_EXECUTE, PLAIN_RELEASE | WIDE).done()
@@ -100,8 +113,7 @@ def immediate(rig: Rig) -> None:
 
 @rule("6.4", "END_SEGMENT: what follows in the segment is not executed")
 def end_segment(rig: Rig) -> None:
-    gpu = Gpu(rig)
-    queue, out = gpu.queue(contexts=()), gpu.memory()
+    queue, out = host(rig)
     queue.raw(method_header(MethodOp.END_SEGMENT, 0, 0, 0)).release(out.va, 1, PLAIN_RELEASE).submit()
     queue.done()
     rig.equal("the semaphore stays", 0, out.u32())
@@ -123,14 +135,9 @@ def count_zero(rig: Rig) -> None:
     payload_rule(rig, lambda q: q.host(H.SEM_PAYLOAD_LO, 7).raw(header), 7)
 
 
-def _bad_op(op: int) -> None:
-    @rule("6.4", f"op {op} does not exist: PBENTRY", name=f"op-{op}", hazardous=True)
-    def bad_op(rig: Rig) -> None:
-        Gpu(rig).queue(contexts=()).raw(op << 29 | 1 << 16 | H.NOP >> 2, 0).interrupted("pbentry")
-
-
-for _op in (2, 6):
-    _bad_op(_op)
+@rules("6.4", "op {op} does not exist: PBENTRY", "op", (2, 6), name="op-{op}", hazardous=True)
+def bad_op(rig: Rig, op: int) -> None:
+    Gpu(rig).queue(contexts=()).raw(op << 29 | 1 << 16 | H.NOP >> 2, 0).interrupted("pbentry")
 
 
 @rule("6.4", "host methods (below 0x100) ignore the subchannel, software ones too")
@@ -138,19 +145,16 @@ def host_methods_ignore_the_subchannel(rig: Rig) -> None:
     payload_rule(rig, lambda q: q.method(7, H.SEM_PAYLOAD_LO, 8), 8)
 
 
-def _software(subchannel: int) -> None:
-    @rule(
-        "6.4",
-        f"subchannel {subchannel} is for software methods: DEVICE interrupt",
-        name=f"subchannel-{subchannel}",
-        hazardous=True,
-    )
-    def software(rig: Rig) -> None:
-        Gpu(rig).queue().method(subchannel, C.NO_OPERATION, 0).interrupted("device")
-
-
-for _subchannel in (5, 6, 7):
-    _software(_subchannel)
+@rules(
+    "6.4",
+    "subchannel {subchannel} is for software methods: DEVICE interrupt",
+    "subchannel",
+    (5, 6, 7),
+    name="subchannel-{subchannel}",
+    hazardous=True,
+)
+def software(rig: Rig, subchannel: int) -> None:
+    Gpu(rig).queue().method(subchannel, C.NO_OPERATION, 0).interrupted("device")
 
 
 @rule("6.4", "a method on a subchannel without SET_OBJECT is a class error", hazardous=True)
@@ -164,7 +168,7 @@ def switching_waits(rig: Rig) -> None:
         queue.gpu.scratch.put32(5)
         queue.copy(queue.gpu.scratch.va, out.va, 4)
 
-    after_the_grid(rig, build, "the copy", 5, lambda queue, out: out.u32())
+    after_the_grid(rig, build, "the copy", 5)
 
 
 # ---- 6.5 host methods ------------------------------------------------------------------------------------------------
@@ -181,14 +185,15 @@ def yield_tsg(rig: Rig) -> None:
     Gpu(rig).queue(contexts=()).host(H.YIELD, 3).done()
 
 
-def _mem_op(op: int, name: str) -> None:
-    @rule("6.5", f"MEM_OP {op:#x}, {name}, is accepted", name=f"mem-op-{op:#x}")
-    def mem_op(rig: Rig) -> None:
-        Gpu(rig).queue(contexts=()).host(H.MEM_OP_A, 0, 0, 0, op << 27).done()
-
-
-for _op, _name in ((5, "a membar"), (0xE, "L2 sysmem invalidate"), (0x10, "L2 flush dirty")):
-    _mem_op(_op, _name)
+@rules(
+    "6.5",
+    "MEM_OP {op:#x}, {what}, is accepted",
+    "op what",
+    [(5, "a membar"), (0xE, "L2 sysmem invalidate"), (0x10, "L2 flush dirty")],
+    name="mem-op-{op:#x}",
+)
+def mem_op(rig: Rig, op: int) -> None:
+    Gpu(rig).queue(contexts=()).host(H.MEM_OP_A, 0, 0, 0, op << 27).done()
 
 
 @rule("6.5", "MEM_OP 9, TLB invalidate, is privileged: the channel dies", hazardous=True)
@@ -222,30 +227,18 @@ def reference_waits(rig: Rig) -> None:
 
 @rule("6.5", "WFI waits until the grid is over")
 def wfi(rig: Rig) -> None:
-    after_the_grid(
-        rig,
-        lambda q, out: q.host(H.WFI, 0).release(out.va, 1, PLAIN_RELEASE),
-        "the host",
-        1,
-        lambda queue, out: out.u32(),
-    )
+    after_the_grid(rig, lambda q, out: q.host(H.WFI, 0).release(out.va, 1, PLAIN_RELEASE), "the host", 1)
 
 
 @rule("6.5", "SEM_EXECUTE bit 20 makes a release wait until the grid is over")
 def release_wfi(rig: Rig) -> None:
-    after_the_grid(
-        rig,
-        lambda q, out: q.release(out.va, 1, PLAIN_RELEASE | WAITING),
-        "the release",
-        1,
-        lambda queue, out: out.u32(),
-    )
+    after_the_grid(rig, lambda q, out: q.release(out.va, 1, PLAIN_RELEASE | WAITING), "the release", 1)
 
 
 @rule("6.5", "without SEM_EXECUTE bit 20 a release does not wait for the grid")
 def release_without_wfi(rig: Rig) -> None:
-    gpu = Gpu(rig)
-    queue, gate, out = gpu.compute(), gpu.memory(), gpu.memory()
+    gpu, queue, gate = compute(rig)
+    out = gpu.memory()
     queue.launch(gpu.kernel("spin", gate.va)).release(out.va, 1, PLAIN_RELEASE).submit()
     seen = rig.wait(lambda: out.u32() == 1)
     gate.put32(1)
@@ -254,8 +247,7 @@ def release_without_wfi(rig: Rig) -> None:
 
 def released(rig: Rig, execute: int, payload: int = 0x11_0000_0005) -> bytes:
     """What a release stores over 16 bytes of ones."""
-    gpu = Gpu(rig)
-    queue, out = gpu.queue(contexts=()), gpu.memory()
+    queue, out = host(rig)
     out.cpu.write(b"\xff" * 16)
     queue.release(out.va, payload, execute).done()
     return out.cpu.read(0, 16)
@@ -280,8 +272,7 @@ def release_stamped(rig: Rig) -> None:
 
 @rule("6.5", "the field's sequence stores a 64-bit payload and a timestamp that rises")
 def field_sequence(rig: Rig) -> None:
-    gpu = Gpu(rig)
-    queue, out = gpu.queue(contexts=()), gpu.memory()
+    queue, out = host(rig)
     queue.release(out.va, 1 << 40, RELEASE).release(out.va + 16, 2, RELEASE).done()
     rig.equal("payloads", (1 << 40, 2), (out.u64(), out.u64(16)))
     rig.check(0 < out.u64(8) <= out.u64(24), "timestamps that rise", (out.u64(8), out.u64(24)))
@@ -289,8 +280,7 @@ def field_sequence(rig: Rig) -> None:
 
 @rule("6.5", "the legacy SEMAPHORE A to D release")
 def legacy_semaphore(rig: Rig) -> None:
-    gpu = Gpu(rig)
-    queue, out = gpu.queue(contexts=()), gpu.memory()
+    queue, out = host(rig)
     queue.host(H.SEMAPHOREA, out.va >> 32, out.va & M32, 9, 2 | 1 << 24).done()
     rig.equal("the semaphore is", 9, out.u32())
 
@@ -302,28 +292,26 @@ ACQUIRES = (
     ("and", 4, 0x30, 0x0F, 0x10),
     ("nor", 5, 0xF0F0F0F0, 0x0F0F0F0F, 0x0F0F0F0E),
 )
-"""(name, operation, payload, a value that does not satisfy it, one that does)"""
+"""The operation, its payload, a value that does not satisfy it, one that does."""
 
 
-def _acquire(name: str, op: int, payload: int, no: int, yes: int) -> None:
-    @rule("6.5", f"acquire operation {op} ({name}): {no:#x} blocks at {payload:#x}, {yes:#x} lets go", name=name)
-    def acquire(rig: Rig) -> None:
-        gpu = Gpu(rig)
-        queue, semaphore = gpu.queue(contexts=()), gpu.memory()
-        semaphore.put32(no)
-        queue.acquire(semaphore.va, payload, op).fenced().waits("the acquire blocks")
-        semaphore.put32(yes)
-        rig.eventually(lambda: queue.over, "the acquire lets go")
-
-
-for _row in ACQUIRES:
-    _acquire(*_row)
+@rules(
+    "6.5",
+    "acquire operation {op} ({name}): {no:#x} blocks at {payload:#x}, {yes:#x} lets go",
+    "name op payload no yes",
+    ACQUIRES,
+)
+def acquire(rig: Rig, op: int, payload: int, no: int, yes: int) -> None:
+    queue, semaphore = host(rig)
+    semaphore.put32(no)
+    queue.acquire(semaphore.va, payload, op).fenced().waits("the acquire blocks")
+    semaphore.put32(yes)
+    rig.eventually(lambda: queue.over, "the acquire lets go")
 
 
 @rule("6.5", "an acquire on a semaphore polls: a store of the CPU lets it go, without a doorbell, however late")
 def acquire_polls(rig: Rig) -> None:
-    gpu = Gpu(rig)
-    queue, semaphore = gpu.queue(contexts=()), gpu.memory()
+    queue, semaphore = host(rig)
     queue.acquire(semaphore.va, 1, 0).fenced()
     rig.check(not rig.wait(lambda: queue.over or queue.dead, 0.5), "it waits without an error", "it did not")
     semaphore.put32(1)
@@ -332,8 +320,7 @@ def acquire_polls(rig: Rig) -> None:
 
 @rule("6.5", "an acquire of 32 bits needs an alignment of 4 only")
 def acquire_alignment(rig: Rig) -> None:
-    gpu = Gpu(rig)
-    queue, semaphore = gpu.queue(contexts=()), gpu.memory()
+    queue, semaphore = host(rig)
     semaphore.put32(1, 4)
     queue.acquire(semaphore.va + 4, 1, 0).done("the acquire at a multiple of 4 lets go")
 
@@ -349,38 +336,38 @@ REDUCTIONS = (
     ("inc", 6, 1, 5, 6, 6),
     ("dec", 7, 1, 5, 6, 4),
 )
-"""(name, reduction, unsigned, value before, payload, value after)"""
+"""The reduction, whether it is unsigned, the value before, the payload, the value after."""
 
 
-def _reduction(name: str, op: int, unsigned: int, before: int, payload: int, after: int) -> None:
-    @rule("6.5", f"reduction {op} ({name}): {before:#x} with {payload:#x} gives {after:#x}", name=f"reduction-{name}")
-    def reduction(rig: Rig) -> None:
-        gpu = Gpu(rig)
-        queue, semaphore = gpu.queue(contexts=()), gpu.memory()
-        semaphore.put32(before)
-        queue.release(semaphore.va, payload, 6 | op << 27 | unsigned << 31).done()
-        rig.equal("the semaphore is", after, semaphore.u32())
+@rules(
+    "6.5",
+    "reduction {op} ({name}): {before:#x} with {payload:#x} gives {after:#x}",
+    "name op unsigned before payload after",
+    REDUCTIONS,
+    name="reduction-{name}",
+)
+def reduction(rig: Rig, op: int, unsigned: int, before: int, payload: int, after: int) -> None:
+    queue, semaphore = host(rig)
+    semaphore.put32(before)
+    queue.release(semaphore.va, payload, 6 | op << 27 | unsigned << 31).done()
+    rig.equal("the semaphore is", after, semaphore.u32())
 
 
-for _reduce in REDUCTIONS:
-    _reduction(*_reduce)
-
-
-def _semaphore_error(name: str, what: str, offset: int, execute: int) -> None:
-    @rule("6.5", f"{what}: SEMAPHORE interrupt, which the driver only logs", name=name, hazardous=True)
-    def semaphore_error(rig: Rig) -> None:
-        gpu = Gpu(rig)
-        queue, out = gpu.queue(contexts=()), gpu.memory()
-        queue.release(out.va + offset, 1, execute).hangs("semaphore")
-
-
-for _error in (
-    ("wide-release-alignment", "a 64-bit release at a multiple of 4", 4, PLAIN_RELEASE | WIDE),
-    ("stamped-release-alignment", "a release with a timestamp at a multiple of 8", 8, PLAIN_RELEASE | STAMPED),
-    ("signed-inc", "a signed INC reduction", 0, 6 | 6 << 27),
-    ("no-such-semaphore-operation", "operation 7", 0, 7),
-):
-    _semaphore_error(*_error)
+@rules(
+    "6.5",
+    "{what}: SEMAPHORE interrupt, which the driver only logs",
+    "name what offset execute",
+    [
+        ("wide-release-alignment", "a 64-bit release at a multiple of 4", 4, PLAIN_RELEASE | WIDE),
+        ("stamped-release-alignment", "a release with a timestamp at a multiple of 8", 8, PLAIN_RELEASE | STAMPED),
+        ("signed-inc", "a signed INC reduction", 0, 6 | 6 << 27),
+        ("no-such-semaphore-operation", "operation 7", 0, 7),
+    ],
+    hazardous=True,
+)
+def semaphore_error(rig: Rig, offset: int, execute: int) -> None:
+    queue, out = host(rig)
+    queue.release(out.va + offset, 1, execute).hangs("semaphore")
 
 
 @rule("6.5", "NON_STALL_INT wakes CHANNEL_WAIT")
@@ -394,36 +381,38 @@ def non_stall_interrupt(rig: Rig) -> None:
 # ---- 6.6 compute class, launch ---------------------------------------------------------------------------------------
 
 
-def _schedules(action: int) -> None:
-    @rule("6.6", f"SEND_SIGNALING_PCAS2_B {action:#x} launches the QMD of SEND_PCAS_A", name=f"action-{action:#x}")
-    def schedules(rig: Rig) -> None:
-        gpu = Gpu(rig)
-        queue, out = gpu.compute(), gpu.memory()
-        queue.launch(gpu.kernel("store", out.va, 0x77), action).done()
-        rig.equal("the kernel's store", 0x77, out.u32())
+def launched(rig: Rig, action: int) -> int:
+    """What a kernel that stores 0x77 has stored, launched by this action."""
+    gpu, queue, out = compute(rig)
+    queue.launch(gpu.kernel("store", out.va, 0x77), action).done()
+    return out.u32()
 
 
-for _action in (2, 3, 9, 0xA):
-    _schedules(_action)
+@rules(
+    "6.6",
+    "SEND_SIGNALING_PCAS2_B {action:#x} launches the QMD of SEND_PCAS_A",
+    "action",
+    (2, 3, 9, 0xA),
+    name="action-{action:#x}",
+)
+def schedules(rig: Rig, action: int) -> None:
+    rig.equal("the kernel's store", 0x77, launched(rig, action))
 
 
-def _silent(action: int, name: str) -> None:
-    @rule("6.6", f"SEND_SIGNALING_PCAS2_B {action}, {name}, launches nothing", name=f"action-{action}")
-    def silent(rig: Rig) -> None:
-        gpu = Gpu(rig)
-        queue, out = gpu.compute(), gpu.memory()
-        queue.launch(gpu.kernel("store", out.va, 0x77), action).done()
-        rig.equal("nothing is stored", 0, out.u32())
-
-
-for _action, _name in ((1, "invalidate"), (8, "prefetch")):
-    _silent(_action, _name)
+@rules(
+    "6.6",
+    "SEND_SIGNALING_PCAS2_B {action}, {what}, launches nothing",
+    "action what",
+    [(1, "invalidate"), (8, "prefetch")],
+    name="action-{action}",
+)
+def silent(rig: Rig, action: int) -> None:
+    rig.equal("nothing is stored", 0, launched(rig, action))
 
 
 @rule("6.6", "SEND_SIGNALING_PCAS_B, of the class before Ampere's, launches nothing and is no error")
 def pcas_b(rig: Rig) -> None:
-    gpu = Gpu(rig)
-    queue, out = gpu.compute(), gpu.memory()
+    gpu, queue, out = compute(rig)
     queue.cls(C.SEND_PCAS_A, gpu.kernel("store", out.va, 0x77) >> 8).cls(C.SEND_SIGNALING_PCAS_B, 3).done()
     rig.equal("nothing is stored", 0, out.u32())
 
@@ -438,8 +427,7 @@ def near_windows(rig: Rig) -> None:
 
 @rule("6.6", "PCAS2 action 7 launches a QMD when its dependence counter comes down to zero")
 def decrement_dependence(rig: Rig) -> None:
-    gpu = Gpu(rig)
-    queue, out = gpu.compute(), gpu.memory()
+    gpu, queue, out = compute(rig)
     qmd = gpu.kernel("store", out.va, 5, dependence_counter=2)
     queue.launch(qmd, 7).done()
     rig.equal("with one to go nothing is stored", 0, out.u32())
@@ -449,8 +437,7 @@ def decrement_dependence(rig: Rig) -> None:
 
 @rule("6.6", "PCAS2 action 0xC adds to the dependence counter")
 def increment_dependence(rig: Rig) -> None:
-    gpu = Gpu(rig)
-    queue, out = gpu.compute(), gpu.memory()
+    gpu, queue, out = compute(rig)
     qmd = gpu.kernel("store", out.va, 5, dependence_counter=1)
     queue.launch(qmd, 0xC).launch(qmd, 7).done()
     rig.equal("with one to go nothing is stored", 0, out.u32())
@@ -460,36 +447,34 @@ def increment_dependence(rig: Rig) -> None:
 
 @rule("6.6", "WAIT_FOR_IDLE waits until the grid is over")
 def wait_for_idle(rig: Rig) -> None:
-    after_the_grid(
-        rig,
-        lambda q, out: q.cls(C.WAIT_FOR_IDLE, 0).release(out.va, 1, PLAIN_RELEASE),
-        "the channel",
-        1,
-        lambda queue, out: out.u32(),
-    )
+    after_the_grid(rig, lambda q, out: q.cls(C.WAIT_FOR_IDLE, 0).release(out.va, 1, PLAIN_RELEASE), "the channel", 1)
 
 
-def _constants(name: str, method: C) -> None:
-    @rule("6.6", f"{method.name} 0x1011 makes launches see constants that changed", name=f"constants-{name}")
-    def constants(rig: Rig) -> None:
-        gpu = Gpu(rig)
-        queue, out, program = gpu.compute(), gpu.memory(), gpu.program("store")
-        bank = gpu.bank(program, out.va, 1)
-        qmd = gpu.qmd(program, bank, constant_buffer_invalidate_0=0)
-        queue.launch(qmd).done()
-        gpu.arguments(bank, program, out.va, 2)
-        queue.cls(method, 0x1011).launch(qmd).done()
-        rig.equal("the kernel's store", 2, out.u32())
+def constants_changed(rig: Rig, launch: Callable[[Queue, int], object], **fields: Any) -> None:
+    """A launch of a kernel whose constants have changed since its last one sees them."""
+    gpu, queue, out = compute(rig)
+    program = gpu.program("store")
+    bank = gpu.bank(program, out.va, 1)
+    queue.launch(gpu.qmd(program, bank)).done()
+    gpu.arguments(bank, program, out.va, 2)
+    launch(queue, gpu.qmd(program, bank, **{"constant_buffer_invalidate_0": 0, **fields}))
+    queue.done()
+    rig.equal("the kernel's store", 2, out.u32())
 
 
-_constants("wfi", C.INVALIDATE_SHADER_CACHES)
-_constants("no-wfi", C.INVALIDATE_SHADER_CACHES_NO_WFI)
+@rules(
+    "6.6",
+    "{method.name} 0x1011 makes launches see constants that changed",
+    "name method",
+    [("constants-wfi", C.INVALIDATE_SHADER_CACHES), ("constants-no-wfi", C.INVALIDATE_SHADER_CACHES_NO_WFI)],
+)
+def constants(rig: Rig, method: C) -> None:
+    constants_changed(rig, lambda queue, qmd: queue.cls(method, 0x1011).launch(qmd))
 
 
 def replaced_program(rig: Rig, launch: Callable[[Gpu, Queue, int], object], **fields: Any) -> None:
     """Another program where one has run: the second runs once the instruction caches are invalidated."""
-    gpu = Gpu(rig)
-    queue, out = gpu.compute(), gpu.memory()
+    gpu, queue, out = compute(rig)
     first, second = gpu.program("store"), gpu.program("add")
     bank = gpu.bank(first, out.va, 40)
     registers = max(first.registers, second.registers, 16)
@@ -515,21 +500,19 @@ def report_semaphore(rig: Rig) -> None:
         queue.cls(C.SET_REPORT_SEMAPHORE_PAYLOAD_LOWER, 9, 0, out.va & M32, out.va >> 32)
         queue.cls(C.REPORT_SEMAPHORE_EXECUTE, 1 << 3)
 
-    after_the_grid(rig, build, "the report", 9, lambda queue, out: out.u32())
+    after_the_grid(rig, build, "the report", 9)
 
 
 @rule("6.6", "the legacy report semaphore (0x1B00) releases")
 def legacy_report(rig: Rig) -> None:
-    gpu = Gpu(rig)
-    queue, out = gpu.compute(), gpu.memory()
+    _, queue, out = compute(rig)
     queue.cls(C.SET_REPORT_SEMAPHORE_A, out.va >> 32, out.va & M32, 8, 1 << 28).done()
     rig.equal("the semaphore is", 8, out.u32())
 
 
 @rule("6.6", "inline data go to memory, line by line with a pitch")
 def inline_data(rig: Rig) -> None:
-    gpu = Gpu(rig)
-    queue, out = gpu.compute(), gpu.memory()
+    _, queue, out = compute(rig)
     queue.cls(C.LINE_LENGTH_IN, 8, 2, out.va >> 32, out.va & M32, 64)
     queue.cls(C.LAUNCH_DMA, 1 | 1 << 4)
     queue.method(Subchannel.COMPUTE, C.LOAD_INLINE_DATA, 1, 2, 3, 4, op=MethodOp.NON_INC).done()
@@ -554,8 +537,7 @@ def inline_qmd(rig: Rig) -> None:
 
 @rule("6.7", "grid x, y and z are the CTAs that run, block x, y and z the threads of each")
 def dimensions(rig: Rig) -> None:
-    gpu = Gpu(rig)
-    queue, out = gpu.compute(), gpu.memory()
+    gpu, queue, out = compute(rig)
     queue.launch(gpu.kernel("count", out.va, grid=(5, 3, 2), block=(8, 3, 2))).done()
     rig.equal("threads that ran", 5 * 3 * 2 * 8 * 3 * 2, out.u32())
 
@@ -582,27 +564,17 @@ def parameter_base(rig: Rig) -> None:
     rig.equal("the kernel's store", 3, out.u32())
 
 
-@rule("6.7", "the QMD's constant buffer invalidate makes this launch see constants that changed")
-def bank_invalidate(rig: Rig) -> None:
-    gpu = Gpu(rig)
-    queue, out, program = gpu.compute(), gpu.memory(), gpu.program("store")
-    bank = gpu.bank(program, out.va, 1)
-    queue.launch(gpu.qmd(program, bank)).done()
-    gpu.arguments(bank, program, out.va, 2)
-    queue.launch(gpu.qmd(program, bank, constant_buffer_invalidate_0=1)).done()
-    rig.equal("the kernel's store", 2, out.u32())
-
-
-@rule("6.7", "the QMD's constant cache invalidate makes this launch see constants that changed")
-def cache_invalidate(rig: Rig) -> None:
-    gpu = Gpu(rig)
-    queue, out, program = gpu.compute(), gpu.memory(), gpu.program("store")
-    bank = gpu.bank(program, out.va, 1)
-    queue.launch(gpu.qmd(program, bank)).done()
-    gpu.arguments(bank, program, out.va, 2)
-    qmd = gpu.qmd(program, bank, constant_buffer_invalidate_0=0, invalidate_shader_constant_cache=1)
-    queue.launch(qmd).done()
-    rig.equal("the kernel's store", 2, out.u32())
+@rules(
+    "6.7",
+    "the QMD's constant {what} invalidate makes this launch see constants that changed",
+    "name what field",
+    [
+        ("bank-invalidate", "buffer", "constant_buffer_invalidate_0"),
+        ("cache-invalidate", "cache", "invalidate_shader_constant_cache"),
+    ],
+)
+def qmd_invalidate(rig: Rig, field: str) -> None:
+    constants_changed(rig, lambda queue, qmd: queue.launch(qmd), **{field: 1})
 
 
 @rule("6.7", "the QMD's instruction cache invalidate makes this launch fetch the instructions that are there now")
@@ -617,32 +589,30 @@ def release_fields(i: int, va: int, payload: int, **more: int) -> dict[str, Any]
     return {f"release{i}_{name}": value for name, value in fields.items()}
 
 
-def _release(i: int) -> None:
-    @rule("6.7", f"release {i} of a QMD stores its payload when the grid is over", name=f"release-{i}")
-    def release(rig: Rig) -> None:
-        gpu = Gpu(rig)
-        queue, gate, out = gpu.compute(), gpu.memory(), gpu.memory()
-        queue.launch(gpu.kernel("spin", gate.va, **release_fields(i, out.va, 5, structure_size=1))).submit()
-        rig.check(not rig.wait(lambda: out.u32(), QUIET_S), "the release waits for the grid", "it did not")
-        gate.put32(1)
-        queue.done()
-        becomes(rig, "the payload", 5, out.u32)
+@rules("6.7", "release {i} of a QMD stores its payload when the grid is over", "i", range(3), name="release-{i}")
+def release(rig: Rig, i: int) -> None:
+    gpu, queue, gate = compute(rig)
+    out = gpu.memory()
+    queue.launch(gpu.kernel("spin", gate.va, **release_fields(i, out.va, 5, structure_size=1))).submit()
+    rig.check(not rig.wait(lambda: out.u32(), QUIET_S), "the release waits for the grid", "it did not")
+    gate.put32(1)
+    queue.done()
+    becomes(rig, "the payload", 5, out.u32)
 
 
-for _i in (0, 1, 2):
-    _release(_i)
-
-
-def _structure(name: str, size: int, expected: int, stamped: bool) -> None:
-    @rule("6.7", f"a QMD release of structure size {size} is {name}", name=f"release-{name.replace(' ', '-')}")
-    def structure(rig: Rig) -> None:
-        out = with_a_release(rig, OLD, expected, lambda out: out.u64(), payload=5, structure_size=size)
-        rig.check((out.u64(8) != OLD) is stamped, "a timestamp" if stamped else "no timestamp", out.u64(8))
-
-
-_structure("four words", 0, 5, True)
-_structure("one word", 1, M32 << 32 | 5, False)
-_structure("two words", 2, 5, False)
+@rules(
+    "6.7",
+    "a QMD release of structure size {size} is {what}",
+    "name what size expected stamped",
+    [
+        ("release-four-words", "four words", 0, 5, True),
+        ("release-one-word", "one word", 1, M32 << 32 | 5, False),
+        ("release-two-words", "two words", 2, 5, False),
+    ],
+)
+def structure(rig: Rig, size: int, expected: int, stamped: bool) -> None:
+    out = with_a_release(rig, OLD, expected, lambda out: out.u64(), payload=5, structure_size=size)
+    rig.check((out.u64(8) != OLD) is stamped, "a timestamp" if stamped else "no timestamp", out.u64(8))
 
 
 @rule("6.7", "a QMD release with payload64b stores 64 bits")
@@ -662,24 +632,25 @@ QMD_REDUCTIONS = (
     ("or", 6, 0, 8, 5, 13),
     ("xor", 7, 0, 7, 5, 2),
 )
-"""(name, reduction, format, value before, payload, value after)"""
+"""The reduction, its format, the value before, the payload, the value after."""
 
 
-def _qmd_reduction(name: str, op: int, form: int, before: int, payload: int, after: int) -> None:
-    @rule("6.7", f"QMD reduction {op} ({name}): {before:#x} with {payload:#x} gives {after:#x}", name=f"reduce-{name}")
-    def qmd_reduction(rig: Rig) -> None:
-        fields = {"structure_size": 1, "reduction_enable": 1, "reduction_op": op, "reduction_format": form}
-        with_a_release(rig, before, after, lambda out: out.u32(), payload=payload, **fields)
-
-
-for _reduce in QMD_REDUCTIONS:
-    _qmd_reduction(*_reduce)
+@rules(
+    "6.7",
+    "QMD reduction {op} ({name}): {before:#x} with {payload:#x} gives {after:#x}",
+    "name op form before payload after",
+    QMD_REDUCTIONS,
+    name="reduce-{name}",
+)
+def qmd_reduction(rig: Rig, op: int, form: int, before: int, payload: int, after: int) -> None:
+    fields = {"structure_size": 1, "reduction_enable": 1, "reduction_op": op, "reduction_format": form}
+    with_a_release(rig, before, after, lambda out: out.u32(), payload=payload, **fields)
 
 
 @rule("6.7", "dependent QMD 0 is launched when the grid is over (action 1)")
 def dependent(rig: Rig) -> None:
-    gpu = Gpu(rig)
-    queue, gate, out = gpu.compute(), gpu.memory(), gpu.memory()
+    gpu, queue, gate = compute(rig)
+    out = gpu.memory()
     second = gpu.kernel("store", out.va, 4)
     fields: dict[str, Any] = {"dependent_qmd0_enable": 1, "dependent_qmd0_action": 1}
     queue.launch(gpu.kernel("spin", gate.va, dependent_qmd0_pointer=second >> 8, **fields)).submit()
@@ -691,8 +662,8 @@ def dependent(rig: Rig) -> None:
 
 @rule("6.7", "a dependent QMD with action 4 runs when its dependence counter comes down to zero")
 def dependent_counter(rig: Rig) -> None:
-    gpu = Gpu(rig)
-    queue, out, other = gpu.compute(), gpu.memory(), gpu.memory()
+    gpu, queue, out = compute(rig)
+    other = gpu.memory()
     last = gpu.kernel("store", out.va, 4, dependence_counter=2)
     fields = {"dependent_qmd0_enable": 1, "dependent_qmd0_action": 4, "dependent_qmd0_pointer": last >> 8}
     first = gpu.kernel("store", other.va, 1, **fields)
@@ -704,8 +675,7 @@ def dependent_counter(rig: Rig) -> None:
 
 @rule("6.7", "static shared memory counts on top of the 0x400 bytes of the system")
 def shared_memory(rig: Rig) -> None:
-    gpu = Gpu(rig)
-    queue, out = gpu.compute(), gpu.memory()
+    gpu, queue, out = compute(rig)
     queue.launch(gpu.kernel("shared", out.va, 1, block=(256, 1, 1))).done()
     rig.equal("what went through shared memory", (256, 1), (out.u32(), out.u32(255 * 4)))
 
@@ -733,25 +703,24 @@ def release_address(rig: Rig) -> None:
 ONE_WORD, STAMP_RELEASE, FLUSH, MULTI_LINE, REMAP = 1 << 3, 2 << 3, 1 << 2, 1 << 9, 1 << 10
 
 
-def _linear(name: str, launch: int) -> None:
-    @rule("6.8", f"LAUNCH_DMA {launch:#x} copies a line", name=f"copy-{name}")
-    def linear(rig: Rig) -> None:
-        gpu = Gpu(rig)
-        queue, src, dst = gpu.compute(), gpu.memory(), gpu.memory()
-        data = bytes(range(251)) * 3
-        src.cpu.write(data, 1)
-        queue.copy(src.va + 1, dst.va + 3, len(data), launch).done()
-        rig.equal("the bytes arrive", True, dst.cpu.read(0, len(data) + 6) == bytes(3) + data + bytes(3))
-
-
-_linear("non-pipelined", 0x182)
-_linear("pipelined", 0x181)
+@rules(
+    "6.8",
+    "LAUNCH_DMA {launch:#x} copies a line",
+    "name launch",
+    [("copy-non-pipelined", 0x182), ("copy-pipelined", 0x181)],
+)
+def linear(rig: Rig, launch: int) -> None:
+    gpu, queue, src = compute(rig)
+    dst, data = gpu.memory(), bytes(range(251)) * 3
+    src.cpu.write(data, 1)
+    queue.copy(src.va + 1, dst.va + 3, len(data), launch).done()
+    rig.equal("the bytes arrive", True, dst.cpu.read(0, len(data) + 6) == bytes(3) + data + bytes(3))
 
 
 def lines(rig: Rig, launch: int) -> list[bytes]:
     """Three lines of 4 bytes, 16 apart at the source and 8 apart where they go: what arrives there."""
-    gpu = Gpu(rig)
-    queue, src, dst = gpu.compute(), gpu.memory(), gpu.memory()
+    gpu, queue, src = compute(rig)
+    dst = gpu.memory()
     for i in range(3):
         src.cpu.write(bytes([65 + i]) * 4, 16 * i)
     queue.method(Subchannel.COPY, CopyMethod.PITCH_IN, 16, 8)
@@ -772,8 +741,7 @@ def single_line(rig: Rig) -> None:
 
 @rule("6.8", "a remap with constant components fills")
 def fill(rig: Rig) -> None:
-    gpu = Gpu(rig)
-    queue, dst = gpu.compute(), gpu.memory()
+    gpu, queue, dst = compute(rig)
     queue.method(Subchannel.COPY, CopyMethod.SET_REMAP_CONST_A, 0x01020304)
     queue.method(Subchannel.COPY, CopyMethod.SET_REMAP_COMPONENTS, 4 | 3 << 16)
     queue.copy(gpu.scratch.va, dst.va, 5, 0x182 | REMAP).done()
@@ -782,8 +750,7 @@ def fill(rig: Rig) -> None:
 
 def copy_semaphore(rig: Rig, launch: int, *, before: int = OLD, payload: int = 0x7_0000_0005) -> bytes:
     """What the copy engine's semaphore stores over 16 bytes."""
-    gpu = Gpu(rig)
-    queue, out = gpu.compute(), gpu.memory()
+    _, queue, out = compute(rig)
     out.cpu.write(struct.pack("<QQ", before, OLD))
     queue.method(Subchannel.COPY, CopyMethod.SET_SEMAPHORE_A, out.va >> 32, out.va & M32, payload & M32)
     queue.method(Subchannel.COPY, CopyMethod.SET_SEMAPHORE_PAYLOAD_UPPER, payload >> 32)
@@ -817,8 +784,8 @@ def copy_semaphore_reduction(rig: Rig) -> None:
 
 @rule("6.8", "interrupt type 2 (non-blocking) wakes CHANNEL_WAIT")
 def copy_interrupt(rig: Rig) -> None:
-    gpu = Gpu(rig)
-    queue, gate, out = gpu.compute(), gpu.memory(), gpu.memory()
+    gpu, queue, gate = compute(rig)
+    out = gpu.memory()
     queue.acquire(gate.va, 1, 0)
     gpu.scratch.put32(1)
     queue.copy(gpu.scratch.va, out.va, 4, 0x182 | FLUSH | 2 << 5).submit()

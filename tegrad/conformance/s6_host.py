@@ -4,108 +4,48 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+from tegrad.conformance.engine import PLAIN_RELEASE, becomes, host
 from tegrad.conformance.process import Peer
-from tegrad.conformance.rig import Rig, RigChannel
-from tegrad.conformance.rule import Differs, rule
+from tegrad.conformance.rig import Rig
+from tegrad.conformance.rule import rule, rules
+from tegrad.conformance.s5_channels import semaphore
+from tegrad.conformance.s8_fences import fence, node, readable
 from tegrad.conformance.waiter import Waiter
 from tegrad.hw.classes import HostMethod
 from tegrad.hw.gpfifo import DOORBELL, VA_LIMIT, MethodOp, Userd, gp_entry, method_header
-from tegrad.uapi import constants as k
-from tegrad.uapi.errors import DriverError
 
 MMU_FAULT = 31
-RELEASE = 1
-"""SEM_EXECUTE: store a word."""
 SYNC, SUBROUTINE, CONDITIONAL = 1 << 63, 1 << 41, 1
 SETTLE_S = 0.05
 """How long a rule waits for something that must not happen."""
-WORDS = 1 << 14
 
 
 class Client:
-    """A channel with its rings mapped, a pushbuffer, a semaphore page and a notifier."""
+    """A channel for host methods alone, and a page into which its entries store."""
 
     def __init__(self, rig: Rig, *, entries: int = 512) -> None:
-        self.rig, self.entries, self.put = rig, entries, 0
-        self.channel: RigChannel = rig.channel_ready(entries=entries)
-        assert self.channel.gpfifo is not None
-        assert self.channel.userd is not None
-        self.ring, self.userd = rig.mapped(self.channel.gpfifo), rig.mapped(self.channel.userd)
-        self.bell = rig.doorbell()
-        push, page, record = rig.buffer(WORDS * 4), rig.buffer(), rig.buffer()
-        self.push_va, self.push = rig.map(self.channel.vm, push.fd), rig.mapped(push)
-        self.va, self.page = rig.map(self.channel.vm, page.fd), rig.mapped(page)
-        self.record = rig.mapped(record)
-        rig.call(self.channel.fd, "CHANNEL_SET_ERROR_NOTIFIER", offset=0, size=16, mem=record.fd)
-        self._at = 0
+        self.rig = rig
+        self.queue, self.page = host(rig, entries=entries)
+        self.channel, self.userd = self.queue.channel, self.queue.userd
 
-    def segment(self, *words: int) -> int:
-        """Words in the pushbuffer; their entry."""
-        at, self._at = self._at, self._at + 4 * len(words)
-        for i, word in enumerate(words):
-            self.push.put32(word, at + 4 * i)
-        return gp_entry(self.push_va + at, len(words))
-
-    def stores(self, value: int, offset: int = 0, *, execute: int = RELEASE) -> int:
-        """An entry that stores a value into the semaphore page."""
-        va = self.va + offset
-        header = method_header(MethodOp.INC, 0, HostMethod.SEM_ADDR_LO, 5)
-        return self.segment(header, va & 0xFFFFFFFF, va >> 32, value, 0, execute)
-
-    def enter(self, *entries: int) -> None:
-        """Write entries into the ring and move GPPut on, without the doorbell."""
-        for entry in entries:
-            self.ring.put64(entry, 8 * self.put)
-            self.put = (self.put + 1) % self.entries
-        self.userd.put32(self.put, Userd.GP_PUT)
-
-    def ring_bell(self, token: int | None = None) -> None:
-        """Store a token (the channel's) to the doorbell."""
-        self.bell.store32(DOORBELL, self.channel.token if token is None else token)
+    def stores(self, value: int, offset: int = 0) -> int:
+        """An entry that stores a value into the page."""
+        return self.queue.release(self.page.va + offset, value, PLAIN_RELEASE).segment()
 
     def submit(self, *entries: int) -> None:
-        """Write entries and ring the doorbell."""
-        self.enter(*entries)
-        self.ring_bell()
-
-    def stored(self, value: int, offset: int = 0) -> bool:
-        """Whether the semaphore page comes to hold a value."""
-        return self.rig.wait(lambda: self.page.u32(offset) == value)
+        """Write entries into the ring, move GPPut on and ring the doorbell."""
+        self.queue.entry(*entries).ring_doorbell()
 
     def reaches(self, value: int, offset: int = 0) -> None:
-        """The rule: the semaphore page comes to hold a value."""
-        if not self.stored(value, offset):
-            raise Differs(f"{value} in memory", self.page.u32(offset))
+        """The rule: the page comes to hold a value."""
+        becomes(self.rig, "the word in memory", value, lambda: self.page.u32(offset))
 
     def stays(self, value: int, offset: int = 0) -> None:
-        """The rule: the semaphore page holds a value, and still does a while later."""
+        """The rule: the page holds a value, and still does a while later."""
         time.sleep(SETTLE_S)
         self.rig.equal("memory", value, self.page.u32(offset))
-
-    def dies(self, code: int) -> None:
-        """The rule: the channel dies, with this notifier code."""
-        if not self.rig.wait(lambda: self.record.u32(12) >> 16):
-            raise Differs("an error notification", "none")
-        self.rig.equal("info32", code, self.record.u32(8))
-        self.rig.equal("GET_TIMEDOUT", 1, self.rig.timed_out(self.channel.fd))
-
-    def hangs(self, interrupt: str, act: Callable[[], object]) -> None:
-        """The rule: by `act` the host raises this interrupt, which the driver only logs; the channel is reset then."""
-        self.rig.hazard()
-        mark, line = self.rig.log_mark(), f"PBDMA intr {interrupt} Error"
-        act()
-        self.rig.eventually(lambda: any(line in one for one in self.rig.log_since(mark)), line, "nothing was logged")
-        time.sleep(SETTLE_S)
-        self.rig.equal("info32", 0, self.record.u32(8))
-        self.rig.equal("GET_TIMEDOUT", 0, self.rig.timed_out(self.channel.fd))
-        self.rig.call(self.channel.fd, "CHANNEL_FORCE_RESET")
-
-
-def methods(method: int, data: Sequence[int]) -> tuple[int, ...]:
-    """A host method with its data."""
-    return (method_header(MethodOp.INC, 0, method, len(data)), *data)
 
 
 # ---- 6.1 GPFIFO entries ----------------------------------------------------------------------------------------------
@@ -120,15 +60,14 @@ TAKEN: tuple[tuple[str, str, Callable[[int], tuple[int, ...]]], ...] = (
     ("subroutine-entry", "an entry with the subroutine bit is executed", lambda entry: (entry | SUBROUTINE,)),
     ("conditional-entry", "an entry with the conditional bit is executed", lambda entry: (entry | CONDITIONAL,)),
 )
-"""(name, sentence, the entries that are submitted, with one in them that stores a word: it does)"""
+"""The entries that are submitted, with one in them that stores a word: it does."""
 
-for _name, _sentence, _entries in TAKEN:
 
-    @rule("6.1", _sentence, name=_name)
-    def taken(rig: Rig, entries: Callable[[int], tuple[int, ...]] = _entries) -> None:
-        client = Client(rig)
-        client.submit(*entries(client.stores(7)))
-        client.reaches(7)
+@rules("6.1", "{sentence}", "name sentence entries", TAKEN)
+def taken(rig: Rig, entries: Callable[[int], tuple[int, ...]]) -> None:
+    client = Client(rig)
+    client.submit(*entries(client.stores(7)))
+    client.reaches(7)
 
 
 ILLEGAL = (
@@ -140,22 +79,21 @@ ILLEGAL = (
         gp_entry(VA_LIMIT - 4, 1),
     ),
 )
-"""(name, sentence, the entry)"""
 
-for _name, _sentence, _entry in ILLEGAL:
 
-    @rule("6.1", _sentence, name=_name, hazardous=True)
-    def illegal(rig: Rig, entry: int = _entry) -> None:
-        client = Client(rig)
-        client.hangs("gpentry", lambda: client.submit(entry))
+@rules("6.1", "{sentence}", "name sentence entry", ILLEGAL, hazardous=True)
+def illegal(rig: Rig, entry: int) -> None:
+    client = Client(rig)
+    client.queue.hangs("gpentry", lambda: client.submit(entry))
 
 
 @rule("6.1", "an entry's length counts words: what follows is not executed")
 def entry_length(rig: Rig) -> None:
     client = Client(rig)
-    first = client.stores(7)
-    client.stores(9)
-    client.submit(first)
+    client.queue.release(client.page.va, 7, PLAIN_RELEASE)
+    words = len(client.queue.words)
+    both = client.stores(9)
+    client.submit(both & ((1 << 42) - 1) | words << 42)
     client.reaches(7)
     client.stays(7)
 
@@ -163,25 +101,23 @@ def entry_length(rig: Rig) -> None:
 @rule("6.1", "a long segment is executed to its end")
 def long_entry(rig: Rig) -> None:
     client = Client(rig)
-    nops = (method_header(MethodOp.IMMEDIATE, 0, HostMethod.NOP, 0),) * 8000
-    begin = client.segment(*nops)
-    client.stores(7)
-    client.submit(begin & ((1 << 42) - 1) | (8000 + 6) << 42)
+    client.queue.raw(*[method_header(MethodOp.IMMEDIATE, 0, HostMethod.NOP, 0)] * 8000)
+    client.submit(client.stores(7))
     client.reaches(7)
 
 
 @rule("6.1", "a pushbuffer that is not mapped is an MMU fault: notifier 31", hazardous=True)
 def unmapped_pushbuffer(rig: Rig) -> None:
-    client = Client(rig)
-    client.submit(gp_entry(0x80000000, 8))
-    client.dies(MMU_FAULT)
+    queue, _ = host(rig)
+    queue.entry(gp_entry(0x80000000, 8)).dies(MMU_FAULT)
+    rig.equal("GET_TIMEDOUT", 1, rig.timed_out(queue.channel.fd))
 
 
 @rule("6.1", "a ring index that is not below the entries is refused: GPPTR, which the driver only logs", hazardous=True)
 def put_outside_the_ring(rig: Rig) -> None:
-    client = Client(rig)
-    client.userd.put32(client.entries, Userd.GP_PUT)
-    client.hangs("gpptr", client.ring_bell)
+    queue, _ = host(rig)
+    queue.userd.put32(queue.channel.entries, Userd.GP_PUT)
+    queue.hangs("gpptr", queue.ring_doorbell)
 
 
 # ---- 6.2 USERD -------------------------------------------------------------------------------------------------------
@@ -191,25 +127,25 @@ def put_outside_the_ring(rig: Rig) -> None:
 def get_follows_put(rig: Rig) -> None:
     client = Client(rig)
     client.submit(*(client.stores(i) for i in range(1, 6)))
-    rig.eventually(lambda: client.userd.u32(0x88) == 5, "GPGet 5", lambda: client.userd.u32(0x88))
+    becomes(rig, "GPGet", 5, lambda: client.userd.u32(0x88))
 
 
 @rule("6.2", "GPPut at 0x8C is what the client writes: entries after it are not fetched")
 def put_is_at_0x8c(rig: Rig) -> None:
     client = Client(rig)
-    client.ring.put64(client.stores(7), 0)
-    client.ring.put64(client.stores(9), 8)
+    client.queue.ring.put64(client.stores(7), 0)
+    client.queue.ring.put64(client.stores(9), 8)
     client.userd.put32(1, 0x8C)
-    client.ring_bell()
+    client.queue.ring_doorbell()
     client.reaches(7)
     client.stays(7)
 
 
 @rule("6.2", "SET_REFERENCE stores to Ref at 0x48")
 def reference(rig: Rig) -> None:
-    client = Client(rig)
-    client.submit(client.segment(*methods(HostMethod.SET_REFERENCE, [0x1234])))
-    rig.eventually(lambda: client.userd.u32(0x48) == 0x1234, "Ref 0x1234", lambda: client.userd.u32(0x48))
+    queue, _ = host(rig)
+    queue.host(HostMethod.SET_REFERENCE, 0x1234).submit()
+    becomes(rig, "Ref", 0x1234, lambda: queue.userd.u32(0x48))
 
 
 @rule("6.2", "the doorbell does not change GPPut")
@@ -226,22 +162,20 @@ def put_is_the_clients(rig: Rig) -> None:
 @rule("6.3", "GPPut alone is not polled: nothing happens without the doorbell")
 def put_is_not_polled(rig: Rig) -> None:
     client = Client(rig)
-    client.enter(client.stores(7))
+    client.queue.entry(client.stores(7))
     client.stays(0)
-    client.ring_bell()
+    client.queue.ring_doorbell()
     client.reaches(7)
 
 
 @rule("3.9", "the doorbell is everybody's: a process may ring the channels of another")
 def doorbell_of_another_process(rig: Rig) -> None:
     client = Client(rig)
-    client.enter(client.stores(7))
+    client.queue.entry(client.stores(7))
 
     def other(own: Rig, peer: Peer) -> None:
-        try:
-            own.doorbell().store32(DOORBELL, client.channel.token)
-        except DriverError as error:
-            raise Differs("a doorbell in another process", error.code) from None
+        bell = own.succeeds("a doorbell in another process", own.doorbell)
+        bell.store32(DOORBELL, client.channel.token)
 
     rig.child(other).result()
     client.reaches(7)
@@ -259,7 +193,7 @@ def one_doorbell_for_many(rig: Rig) -> None:
 def empty_doorbell(rig: Rig) -> None:
     client = Client(rig)
     for _ in range(5):
-        client.ring_bell()
+        client.queue.ring_doorbell()
     client.stays(0)
     client.submit(client.stores(7))
     client.reaches(7)
@@ -269,11 +203,11 @@ def empty_doorbell(rig: Rig) -> None:
 @rule("6.3", "a token that is no channel's is ignored silently")
 def bad_token(rig: Rig) -> None:
     client = Client(rig)
-    client.enter(client.stores(7))
+    client.queue.entry(client.stores(7))
     for token in (client.channel.token ^ 1, client.channel.token | 5 << 16, 0xFFFFFFFF):
-        client.ring_bell(token)
+        client.queue.ring_doorbell(token)
     client.stays(0)
-    client.ring_bell()
+    client.queue.ring_doorbell()
     client.reaches(7)
 
 
@@ -283,7 +217,7 @@ def ring_wraps(rig: Rig) -> None:
     for value in range(1, 11):
         client.submit(client.stores(value))
         client.reaches(value)
-    rig.eventually(lambda: client.userd.u32(0x88) == 10 % 4, "GPGet 2", lambda: client.userd.u32(0x88))
+    becomes(rig, "GPGet", 10 % 4, lambda: client.userd.u32(0x88))
 
 
 @rule("6.3", "a ring takes entries - 1 at once")
@@ -305,7 +239,7 @@ def smallest_ring(rig: Rig) -> None:
 @rule("6.3", "a doorbell starts its channel only")
 def doorbell_of_one_channel(rig: Rig) -> None:
     one, two = Client(rig), _second(rig)
-    two.enter(two.stores(9))
+    two.queue.entry(two.stores(9))
     one.submit(one.stores(7))
     one.reaches(7)
     two.stays(0)
@@ -361,9 +295,9 @@ def doorbell_after_a_fault(rig: Rig) -> None:
 
 @rule("5.2", "the non-stall interrupt raises event 2, blocking sync")
 def blocking_sync_event(rig: Rig) -> None:
-    client = Client(rig)
-    fd = int(rig.call(client.channel.tsg, "TSG_EVENT_ID_CTRL", cmd=1, event_id=2).event_fd)
-    client.submit(client.segment(*methods(HostMethod.NON_STALL_INTERRUPT, [0])))
+    queue, _ = host(rig)
+    fd = int(rig.call(queue.channel.tsg, "TSG_EVENT_ID_CTRL", cmd=1, event_id=2).event_fd)
+    queue.host(HostMethod.NON_STALL_INTERRUPT, 0).submit()
     watch = select.poll()
     watch.register(fd, select.POLLIN | select.POLLPRI)
     rig.eventually(lambda: watch.poll(0), "a readable event fd")
@@ -371,25 +305,17 @@ def blocking_sync_event(rig: Rig) -> None:
 
 @rule("5.7", "WAIT for a semaphore looks again at the non-stall interrupt")
 def wait_wakes_at_the_interrupt(rig: Rig) -> None:
-    client, page = Client(rig), rig.buffer()
-    va = rig.map(client.channel.vm, page.fd)
-    condition = {"condition.semaphore.dmabuf_fd": page.fd, "condition.semaphore.payload": 5}
-    waiter = Waiter(rig, client.channel.fd, {"type": k.NVGPU_WAIT_TYPE_SEMAPHORE, **condition}, times=2)
-    store = (method_header(MethodOp.INC, 0, HostMethod.SEM_ADDR_LO, 5), va & 0xFFFFFFFF, va >> 32, 5, 0, RELEASE)
-    client.submit(client.segment(*store, *methods(HostMethod.NON_STALL_INTERRUPT, [0])))
+    queue, page = host(rig)
+    waiter = Waiter(rig, queue.channel.fd, semaphore(page.buffer.fd, payload=5), times=2)
+    queue.release(page.va, 5, PLAIN_RELEASE).host(HostMethod.NON_STALL_INTERRUPT, 0).submit()
     rig.equal("WAIT returned", "success", waiter.result())
 
 
 @rule("5.7", "a fence of a channel's syncpoint is signalled when the channel is closed")
 def syncpoint_of_a_closed_channel(rig: Rig) -> None:
-    rig.need(rig.kernel.exists("/dev/host1x-fence"), "no /dev/host1x-fence")
-    made = rig.channel_ready()
+    fd, made = node(rig), rig.channel_ready()
     found = rig.call(made.fd, "CHANNEL_GET_USER_SYNCPOINT")
-    node = rig.open("/dev/host1x-fence")
-    threshold = int(found.syncpoint_max) + 1
-    fence = int(rig.call(node, "HOST1X_CREATE_FENCE", id=int(found.syncpoint_id), threshold=threshold).fence_fd)
-    watch = select.poll()
-    watch.register(fence, select.POLLIN)
-    rig.equal("poll before", [], watch.poll(0))
+    waiting = fence(rig, fd, int(found.syncpoint_id), int(found.syncpoint_max) + 1)
+    rig.check(not readable(waiting), "nothing before", "POLLIN")
     rig.close(made.fd)
-    rig.eventually(lambda: watch.poll(0), "a signalled fence")
+    rig.check(readable(waiting, rig.patience), "a signalled fence", "nothing in time")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import errno
-import select
 import time
 from collections.abc import Callable
 from typing import Any
 
 from tegrad.conformance.engine import M32, PLAIN_RELEASE, QUIET_S, RELEASE, Block, Gpu, Queue
-from tegrad.conformance.rig import FENCE, Rig
-from tegrad.conformance.rule import rule
+from tegrad.conformance.rig import Rig
+from tegrad.conformance.rule import rule, rules
+from tegrad.conformance.s5_channels import semaphore
 from tegrad.conformance.s6_compute import release_fields
+from tegrad.conformance.s8_fences import fence, node, readable
 from tegrad.conformance.waiter import Waiter
 from tegrad.hw.classes import ComputeMethod as C
 from tegrad.hw.classes import CopyMethod
@@ -137,9 +138,7 @@ def doorbells_are_ignored(rig: Rig) -> None:
 
 def waiting(queue: Queue, *, times: int = 1) -> Waiter:
     """A CHANNEL_WAIT for a semaphore that nobody releases."""
-    fd = queue.gpu.scratch.buffer.fd
-    semaphore = {"condition.semaphore.dmabuf_fd": fd, "condition.semaphore.payload": 1}
-    return Waiter(queue.rig, queue.channel.fd, {"type": k.NVGPU_WAIT_TYPE_SEMAPHORE, **semaphore}, times=times)
+    return Waiter(queue.rig, queue.channel.fd, semaphore(queue.gpu.scratch.buffer.fd, payload=1), times=times)
 
 
 @rule("7.1", "WAIT on a dead channel is ETIMEDOUT at once")
@@ -165,12 +164,10 @@ def waiter_is_woken(rig: Rig) -> None:
 def syncpoint_is_safe(rig: Rig) -> None:
     queue = Gpu(rig).queue(contexts=())
     found = rig.call(queue.channel.fd, "CHANNEL_GET_USER_SYNCPOINT")
-    node = rig.open(FENCE)
-    threshold = found.syncpoint_max + 1000 & M32
-    fence = rig.call(node, "HOST1X_CREATE_FENCE", id=found.syncpoint_id, threshold=threshold).fence_fd
-    rig.equal("before, fences that poll as ready", [], select.select([fence], [], [], 0.0)[0])
+    waited = fence(rig, node(rig), found.syncpoint_id, found.syncpoint_max + 1000)
+    rig.equal("before, the fence polls as ready", False, readable(waited))
     bad_semaphore(queue).dies(MMU)
-    rig.equal("after, fences that poll as ready", [fence], select.select([fence], [], [], rig.patience)[0])
+    rig.equal("after, the fence polls as ready", True, readable(waited, rig.patience))
 
 
 @rule("7.1", "after a fault AS, TSG and nvmap calls work, and memory and mappings stay")
@@ -324,20 +321,17 @@ def no_notifier_no_line(rig: Rig) -> None:
     rig.equal("lines about it", [], about)
 
 
-def _access(name: str, kernel: str, text: str) -> None:
-    @rule("7.3", f"the access of a kernel's {name} is logged as {text}", name=f"access-{name}")
-    def access(rig: Rig) -> None:
-        gpu = Gpu(rig)
-        queue = gpu.compute().launch(gpu.kernel(kernel, gpu.hole(), 1, gpu.scratch.va))
-        rig.equal("access type", text, queue.logs(FIRST, MMU)[4].strip())
-
-
-for _name, _kernel, _text in (
-    ("load", "load", "virt read"),
-    ("store", "store", "virt write"),
-    ("atomic", "count", "virt atomic strong"),
-):
-    _access(_name, _kernel, _text)
+@rules(
+    "7.3",
+    "the access of a kernel's {what} is logged as {text}",
+    "what kernel text",
+    [("load", "load", "virt read"), ("store", "store", "virt write"), ("atomic", "count", "virt atomic strong")],
+    name="access-{what}",
+)
+def access(rig: Rig, kernel: str, text: str) -> None:
+    gpu = Gpu(rig)
+    queue = gpu.compute().launch(gpu.kernel(kernel, gpu.hole(), 1, gpu.scratch.va))
+    rig.equal("access type", text, queue.logs(FIRST, MMU)[4].strip())
 
 
 @rule("7.3", "a mapping that is gone is an invalid PTE")
@@ -395,65 +389,66 @@ def ce_line(rig: Rig) -> None:
 # ---- 7.4 ESR codes ---------------------------------------------------------------------------------------------------
 
 
-def warp_error(rig: Rig, launch: Callable[[Gpu, Queue], object]) -> tuple[Gpu, Queue, Any]:
-    """A launch that an SM stops; its record."""
+def warp_error(rig: Rig, launch: Callable[[Gpu, Queue], object]) -> Queue:
+    """The queue of a launch that an SM stops."""
     gpu = Gpu(rig)
     queue = gpu.compute()
     launch(gpu, queue)
-    queue.dies(GR)
-    return gpu, queue, queue.sm_error()
+    return queue.dies(GR)
 
 
-@rule("7.4", "a misaligned access is warp error 0xF")
-def misaligned(rig: Rig) -> None:
-    found = warp_error(rig, lambda gpu, q: q.launch(gpu.kernel("store", gpu.scratch.va + 2)))[2]
-    rig.equal("the code", WarpEsr.MISALIGNED_ADDR, found.warp_esr & 0xFFFF)
+def _misaligned(gpu: Gpu, queue: Queue) -> None:
+    queue.launch(gpu.kernel("store", gpu.scratch.va + 2))
 
 
-@rule("7.4", "shared memory beyond what the QMD allots is warp error 0xE")
-def out_of_range(rig: Rig) -> None:
-    def launch(gpu: Gpu, queue: Queue) -> None:
-        queue.launch(gpu.kernel("shared", gpu.scratch.va, block=(256, 1, 1), shared_memory_size=0x400))
-
-    found = warp_error(rig, launch)[2]
-    rig.equal("the code", WarpEsr.OOR_ADDR, found.warp_esr & 0xFFFF)
+def _out_of_range(gpu: Gpu, queue: Queue) -> None:
+    queue.launch(gpu.kernel("shared", gpu.scratch.va, block=(256, 1, 1), shared_memory_size=0x400))
 
 
-@rule("7.4", "instructions that mean nothing are warp error 0x9")
-def illegal_instruction(rig: Rig) -> None:
-    def launch(gpu: Gpu, queue: Queue) -> None:
-        program = gpu.program("store")
-        program.image.cpu.write(b"\xff" * program.code_size)
-        queue.launch(gpu.qmd(program, gpu.bank(program, gpu.scratch.va, 1)))
+def _illegal_instruction(gpu: Gpu, queue: Queue) -> None:
+    program = gpu.program("store")
+    program.image.cpu.write(b"\xff" * program.code_size)
+    queue.launch(gpu.qmd(program, gpu.bank(program, gpu.scratch.va, 1)))
 
-    found = warp_error(rig, launch)[2]
-    rig.equal("the code", WarpEsr.ILLEGAL_INSTR_ENCODING, found.warp_esr & 0xFFFF)
+
+@rules(
+    "7.4",
+    "{what} warp error 0x{code:X}",
+    "name what code launch",
+    [
+        ("misaligned", "a misaligned access is", WarpEsr.MISALIGNED_ADDR, _misaligned),
+        ("out-of-range", "shared memory beyond what the QMD allots is", WarpEsr.OOR_ADDR, _out_of_range),
+        (
+            "illegal-instruction",
+            "instructions that mean nothing are",
+            WarpEsr.ILLEGAL_INSTR_ENCODING,
+            _illegal_instruction,
+        ),
+    ],
+)
+def warp_code(rig: Rig, code: WarpEsr, launch: Callable[[Gpu, Queue], object]) -> None:
+    rig.equal("the code", code, warp_error(rig, launch).sm_error().warp_esr & 0xFFFF)
 
 
 @rule("7.4", "a trap is an illegal instruction encoding, 0x9, and no breakpoint, as on an H200 (inferred)")
 def trap(rig: Rig) -> None:
-    found = warp_error(rig, lambda gpu, q: q.launch(gpu.kernel("trap", gpu.scratch.va, 1)))[2]
+    found = warp_error(rig, lambda gpu, q: q.launch(gpu.kernel("trap", gpu.scratch.va, 1))).sm_error()
     expected = (WarpEsr.ILLEGAL_INSTR_ENCODING, 0)
     rig.equal("warp error, global ESR bit 0x10", expected, (found.warp_esr & 0xFFFF, found.global_esr & 0x10))
 
 
 @rule("7.4", "the record's program counter lies in the kernel")
 def warp_pc(rig: Rig) -> None:
-    programs = []
-
-    def launch(gpu: Gpu, queue: Queue) -> None:
-        programs.append(gpu.program("store"))
-        queue.launch(gpu.qmd(programs[0], gpu.bank(programs[0], gpu.scratch.va + 2, 1)))
-
-    found = warp_error(rig, launch)[2]
-    start, end = programs[0].va, programs[0].va + programs[0].code_size
-    rig.check(start <= found.warp_esr_pc < end, f"a pc in [{start:#x}, {end:#x})", found.warp_esr_pc)
+    gpu = Gpu(rig)
+    program = gpu.program("store")
+    queue = gpu.compute().launch(gpu.qmd(program, gpu.bank(program, gpu.scratch.va + 2, 1))).dies(GR)
+    start, end, seen = program.va, program.va + program.code_size, queue.sm_error().warp_esr_pc
+    rig.check(start <= seen < end, f"a pc in [{start:#x}, {end:#x})", seen)
 
 
 @rule("7.4", "only the SM that stopped has a record")
 def one_record(rig: Rig) -> None:
-    queue = warp_error(rig, lambda gpu, q: q.launch(gpu.kernel("store", gpu.scratch.va + 2)))[1]
-    rig.equal("SMs with an error", 1, len(queue.sm_errors()))
+    rig.equal("SMs with an error", 1, len(warp_error(rig, _misaligned).sm_errors()))
 
 
 @rule("7.4", "a fault of the PBDMA leaves no record on any SM")
@@ -516,19 +511,14 @@ SKED_ROWS: tuple[tuple[str, str, SkedBit, dict[str, Any]], ...] = (
         {"register_count_v": 128, "block": (1024, 1, 1)},
     ),
 )
-"""(name, what is wrong, the bit, what is changed in a QMD that works)"""
+"""What is wrong, the bit, what is changed in a QMD that works."""
 
 
-def _sked(name: str, what: str, bit: SkedBit, fields: dict[str, Any]) -> None:
-    @rule("7.4", f"{what}: SKED bit {int(bit)}", name=f"sked-{name}")
-    def sked(rig: Rig) -> None:
-        gpu = Gpu(rig)
-        queue = gpu.compute().local_memory(0x200)
-        queue.launch(gpu.kernel("store", gpu.scratch.va, 1, **fields)).refused(bit)
-
-
-for _row in SKED_ROWS:
-    _sked(*_row)
+@rules("7.4", "{what}: SKED bit {bit:d}", "name what bit fields", SKED_ROWS, name="sked-{name}")
+def sked(rig: Rig, bit: SkedBit, fields: dict[str, Any]) -> None:
+    gpu = Gpu(rig)
+    queue = gpu.compute().local_memory(0x200)
+    queue.launch(gpu.kernel("store", gpu.scratch.va, 1, **fields)).refused(bit)
 
 
 @rule("7.4", "a program address that is no multiple of 128: SKED bit 20")
@@ -652,15 +642,16 @@ def window_buffer_copy(rig: Rig) -> None:
     rig.equal("the buffer", 9, target.u32())
 
 
-def _wrong_class(name: str, subchannel: int, pick: Callable[[Gpu], int]) -> None:
-    @rule("7.5", f"SET_OBJECT of {name}: class error, notifier 13", name=f"wrong-class-{subchannel}")
-    def wrong_class(rig: Rig) -> None:
-        gpu = Gpu(rig)
-        gpu.queue().method(subchannel, H.SET_OBJECT, pick(gpu)).logs("class error", GR)
-
-
-_wrong_class("the copy class on subchannel 1", Subchannel.COMPUTE, lambda gpu: gpu.chip.dma_class)
-_wrong_class("the compute class on subchannel 4", Subchannel.COPY, lambda gpu: gpu.chip.compute_class)
+@rules(
+    "7.5",
+    "SET_OBJECT of {what} on subchannel {subchannel:d}: class error, notifier 13",
+    "what subchannel field",
+    [("the copy class", Subchannel.COMPUTE, "dma_class"), ("the compute class", Subchannel.COPY, "compute_class")],
+    name="wrong-class-{subchannel:d}",
+)
+def wrong_class(rig: Rig, subchannel: int, field: str) -> None:
+    gpu = Gpu(rig)
+    gpu.queue().method(subchannel, H.SET_OBJECT, getattr(gpu.chip, field)).logs("class error", GR)
 
 
 @rule("7.5", "engine methods without ALLOC_OBJ_CTX: ctxnotvalid, notifier 32")

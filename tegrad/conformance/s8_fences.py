@@ -6,12 +6,11 @@ import errno
 import select
 from typing import Any
 
-from tegrad.conformance.calls import Calls
-from tegrad.conformance.rig import FENCE, Rig, RigChannel
+from tegrad.conformance.calls import NO_FD, Calls
+from tegrad.conformance.rig import FENCE, PAGE, Rig, RigChannel
 from tegrad.conformance.rule import rule
 from tegrad.uapi import structs as s
 
-PAGE = 4096
 WRAP = 1 << 32
 NO_SYNCPOINT = 1 << 20
 
@@ -132,7 +131,7 @@ def extract_signalled(rig: Rig) -> None:
 
 
 EXTRACT = Calls("8", "HOST1X_FENCE_EXTRACT", node, lambda rig: {"num_fences": 0})
-EXTRACT.refuses("extract-closed", "an fd that is not open is", errno.EINVAL, fence_fd=987654)
+EXTRACT.refuses("extract-closed", "an fd that is not open is", errno.EINVAL, fence_fd=NO_FD)
 EXTRACT.refuses("extract-no-fence", "an fd that is no fence is", errno.EINVAL, fence_fd=Rig.tsg)
 
 

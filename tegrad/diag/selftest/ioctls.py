@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tegrad.conformance.memory import PAGE
-from tegrad.conformance.rig import NVMAP, Rig
+from tegrad.conformance.rig import NVMAP, PAGE, Rig
 from tegrad.diag.selftest.stage import Notes
 from tegrad.hw.chips import by_sm_version
 from tegrad.nv.kernel import pick_kernel

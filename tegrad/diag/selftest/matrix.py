@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tegrad.conformance.engine import M32, PLAIN_RELEASE, Block, Gpu, Program
-from tegrad.conformance.memory import PAGE
-from tegrad.conformance.rig import Rig
+from tegrad.conformance.rig import PAGE, Rig
 from tegrad.conformance.rule import Differs
 from tegrad.diag.selftest.stage import Notes
 from tegrad.hw.classes import HostMethod, MemOp
