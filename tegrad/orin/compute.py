@@ -242,18 +242,16 @@ class ComputeObject:
         reduce = None if reduction is None else semaphore.SHADER_REDUCTIONS[reduction]
 
         def store() -> None:
-            self._channel.stored(
-                semaphore.release(
-                    self._channel.vm,
-                    va,
-                    payload,
-                    HubClient.FE,
-                    wide=wide or record == 8,
-                    record=record if record == 16 else 0,
-                    reduction=reduce,
-                    signed=signed,
-                    what="report semaphore release",
-                )
+            semaphore.release(
+                self._channel,
+                va,
+                payload,
+                HubClient.FE,
+                wide=wide or record == 8,
+                stamped=record == 16,
+                reduction=reduce,
+                signed=signed,
+                what="report semaphore release",
             )
             if awaken:
                 self._channel.awaken()

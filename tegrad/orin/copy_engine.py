@@ -196,16 +196,14 @@ class CopyObject:
             reduction = semaphore.COPY_REDUCTIONS.get(copy.launch >> 14 & 15)
             if reduction is None:
                 raise _error(INVALID_CONFIG, f"semaphore reduction {copy.launch >> 14 & 15} does not exist")
-        self._channel.stored(
-            semaphore.release(
-                self._channel.vm,
-                copy.semaphore,
-                copy.payload if wide else copy.payload & 0xFFFFFFFF,
-                HubClient.GRCOPY,
-                wide=wide,
-                record=16 if kind == FOUR_WORDS else 0,
-                reduction=reduction,
-                signed=not copy.launch >> 18 & 1,
-                what="copy engine's semaphore",
-            )
+        semaphore.release(
+            self._channel,
+            copy.semaphore,
+            copy.payload if wide else copy.payload & 0xFFFFFFFF,
+            HubClient.GRCOPY,
+            wide=wide,
+            stamped=kind == FOUR_WORDS,
+            reduction=reduction,
+            signed=not copy.launch >> 18 & 1,
+            what="copy engine's semaphore",
         )

@@ -358,18 +358,16 @@ class GridRunner:
             detail = f"QMD release of {release.record} bytes at {release.va:#x}, misaligned"
             raise Fault(SkedException, esr=esr, qmd=va, detail=detail)
         reduction = None if release.reduction is None else semaphore.SHADER_REDUCTIONS[release.reduction]
-        channel.stored(
-            semaphore.release(
-                self._vm,
-                release.va,
-                release.payload,
-                HubClient.SKED,
-                wide=release.wide or release.record == 8,
-                record=release.record if release.record == 16 else 0,
-                reduction=reduction,
-                signed=release.signed,
-                what="QMD release",
-            )
+        semaphore.release(
+            channel,
+            release.va,
+            release.payload,
+            HubClient.SKED,
+            wide=release.wide or release.record == 8,
+            stamped=release.record == 16,
+            reduction=reduction,
+            signed=release.signed,
+            what="QMD release",
         )
         if release.trap:
             channel.emit(NonStall(channel.chid, channel.tsg.id))

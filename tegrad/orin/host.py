@@ -138,7 +138,7 @@ class HostChannel:
         self.emit(Awaken(self.chid, self.tsg.id))
 
     def stored(self, syncpt: int | None) -> None:
-        """A semaphore has been released: others may go on; `syncpt` as `semaphore.release` returned it."""
+        """A semaphore has been released: others may go on; `syncpt` is the syncpoint that took it, if one did."""
         if syncpt is not None:
             self.emit(SyncptIncrement(self.chid, self.tsg.id, syncpt))
         self.scheduler.changed()
@@ -418,17 +418,8 @@ class HostChannel:
                 raise self._pbdma(PbdmaIntr0.SEMAPHORE, f"reduction {reduction} in this format does not exist")
 
         def store() -> None:
-            self.stored(
-                semaphore.release(
-                    self.vm,
-                    va,
-                    payload,
-                    HubClient.HOST,
-                    wide=wide,
-                    record=16 if record else 0,
-                    reduction=reduce,
-                    signed=signed,
-                )
+            semaphore.release(
+                self, va, payload, HubClient.HOST, wide=wide, stamped=record, reduction=reduce, signed=signed
             )
 
         if wait_idle:

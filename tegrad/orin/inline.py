@@ -122,8 +122,6 @@ class InlineToMemory:
             if va % record:
                 raise class_error(self._subchannel, self.class_id, M.LAUNCH_DMA, self._launch, "semaphore misaligned")
             payload = self._regs.get(M.SET_I2M_SEMAPHORE_C, 0)
-            channel.stored(
-                semaphore.release(channel.vm, va, payload, HubClient.FE, record=record if record == 16 else 0)
-            )
+            semaphore.release(channel, va, payload, HubClient.FE, stamped=record == 16)
         if self._launch >> 8 & 3 == 1:
             channel.interrupt()

@@ -11,8 +11,12 @@ import struct
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from tegrad.orin.memory import PAGE_SHIFT, AddressSpace
+from tegrad.orin.memory import PAGE_SHIFT
+
+if TYPE_CHECKING:
+    from tegrad.orin.host import HostChannel
 
 Reduction = Callable[[int, int, int, bool], int]
 """(value in memory, payload, width in bits, signed) -> new value, still to be cut to the width."""
@@ -76,39 +80,41 @@ SHADER_REDUCTIONS: Mapping[int, Reduction] = MappingProxyType(
 
 
 def release(
-    vm: AddressSpace,
+    channel: HostChannel,
     va: int,
     payload: int,
     client: int,
     *,
     wide: bool = False,
-    record: int = 0,
+    stamped: bool = False,
     reduction: Reduction | None = None,
     signed: bool = False,
     what: str = "semaphore release",
-) -> int | None:
-    """Store a payload of 32 bits, or 64 with `wide`; with a `record` of 16 bytes also the time, which goes first.
+) -> None:
+    """Store a payload of 32 bits, or 64 with `wide`; `stamped` is a record of 16 bytes with the time, which goes first.
 
-    In a 16-byte record the upper half of a 32-bit payload is stored as zero. The caller has checked the alignment.
-    Returns the syncpoint that the store incremented instead, or None. MMU fault of `client` for a bad address.
+    In such a record the upper half of a 32-bit payload is stored as zero. The caller has checked the alignment.
+    A store to a syncpoint increments that instead. MMU fault of `client` for a bad address.
     """
-    size = record or (8 if wide else 4)
+    vm = channel.vm
     if vm.syncpoints and (syncpt := vm.syncpoints.get(va >> PAGE_SHIFT)) is not None:
-        return syncpt
+        channel.stored(syncpt)
+        return
+    size = 16 if stamped else 8 if wide else 4
     vm.require(va, size, client, write=True, what=what)
     with vm.storing(va, size):
-        if record == 16:
+        if stamped:
             vm.quads[va + 8 >> 3] = gpu_time()
         width = 64 if wide else 32
         if reduction is not None:
             old = vm.quads[va >> 3] if wide else vm.words[va >> 2]
             payload = reduction(old, payload & ((1 << width) - 1), width, signed)
         payload &= (1 << width) - 1
-        if wide or record == 16:
+        if wide or stamped:
             vm.quads[va >> 3] = payload
         else:
             vm.words[va >> 2] = payload
-    return None
+    channel.stored(None)
 
 
 def _circular(value: int, payload: int, width: int) -> bool:

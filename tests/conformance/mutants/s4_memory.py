@@ -60,8 +60,8 @@ MUTANTS: dict[str, Mutant | list[Mutant]] = {
         ),
         Edit(
             "tegrad.orin.semaphore.release",
-            "return syncpt",
-            "return syncpt if payload else None",
+            "channel.stored(syncpt)",
+            "channel.stored(syncpt if payload else None)",
         ),
     ],
 }
