@@ -253,7 +253,7 @@ def noticed(mutant: Mutant, cases: Iterable[Case]) -> bool:
     try:
         with applied(mutant):
             for case in cases:
-                signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+                signal.setitimer(signal.ITIMER_REAL, LIMIT_S, LIMIT_S)  # again: a callback of gc's drops what it raises
                 try:
                     if difference(case):
                         return True
