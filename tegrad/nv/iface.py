@@ -121,7 +121,7 @@ class TegraIface:
             self.nvmap = Nvmap(self.kernel, NVMAP_NODE, chosen)
             undo.callback(self.nvmap.close)
             self.pending = PendingFrees(self.kernel, self.nvmap)
-            self.ctrl = self.kernel.open(CTRL_NODE)
+            self.ctrl: int = self.kernel.open(CTRL_NODE)
             undo.callback(self.kernel.close, self.ctrl)
             self.characteristics: GpuCharacteristics = self._read_characteristics()
             self.chip: Chip = _chip(self.characteristics.sm_arch_sm_version)

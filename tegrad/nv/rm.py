@@ -32,7 +32,7 @@ class RmError(TegradError, RuntimeError):
 
 
 def _nothing(iface: "TegraIface", parent: "RmObject", params: Params) -> None:
-    """Objects that only exist as handles here: the device, the subdevice, its virtual memory."""
+    """What has no counterpart here, such as objects that are but handles: the device, the subdevice, its memory."""
 
 
 def _address_space(iface: "TegraIface", parent: "RmObject", params: Params) -> AddressSpace:
@@ -45,10 +45,6 @@ def _address_space(iface: "TegraIface", parent: "RmObject", params: Params) -> A
     )
     iface.kernel.ioctl(iface.ctrl, ioctls.NVGPU_GPU_IOCTL_ALLOC_AS, arg)
     return AddressSpace(iface.kernel, arg.as_fd)
-
-
-def _channel_group(iface: "TegraIface", parent: "RmObject", params: Params) -> Tsg:
-    return Tsg(iface.kernel, iface.ctrl)
 
 
 def _context_share(iface: "TegraIface", parent: "RmObject", params: Params) -> int:
@@ -76,35 +72,28 @@ def _compute_object(iface: "TegraIface", parent: "RmObject", params: Params) -> 
     iface.preemption = channel.preempt(iface.characteristics.compute_preemption_mode_flags)
 
 
-def _copy_object(iface: "TegraIface", parent: "RmObject", params: Params) -> None:
-    parent.holds(Channel).engine(iface.dma_class)
-
-
 ALLOCS: Mapping[int, Alloc] = {
     nv.NV01_DEVICE_0: _nothing,
     nv.NV20_SUBDEVICE_0: _nothing,
     nv.NV01_MEMORY_VIRTUAL: _nothing,
     nv.FERMI_VASPACE_A: _address_space,
-    nv.KEPLER_CHANNEL_GROUP_A: _channel_group,
+    nv.KEPLER_CHANNEL_GROUP_A: lambda iface, parent, params: Tsg(iface.kernel, iface.ctrl),
     nv.FERMI_CONTEXT_SHARE_A: _context_share,
 }
 
 
 def allocs(gpfifo_class: int, compute_class: int, dma_class: int) -> Mapping[int, Alloc]:
     """ALLOCS with the class numbers of one chip."""
-    return {**ALLOCS, gpfifo_class: _channel, compute_class: _compute_object, dma_class: _copy_object}
-
-
-def _boost_clock(iface: "TegraIface", obj: "RmObject", params: Params) -> None:
-    iface.boost_clock()
+    return {
+        **ALLOCS,
+        gpfifo_class: _channel,
+        compute_class: _compute_object,
+        dma_class: lambda iface, parent, params: parent.holds(Channel).engine(dma_class),
+    }
 
 
 def _work_submit_token(iface: "TegraIface", obj: "RmObject", params: Params) -> None:
     params.workSubmitToken = obj.holds(Channel).token
-
-
-def _schedule(iface: "TegraIface", obj: "RmObject", params: Params) -> None:
-    """Nothing to do: the driver enables a channel when it is set up."""
 
 
 GR_INFO: Mapping[int, Callable[["TegraIface"], int]] = {
@@ -126,16 +115,12 @@ def _gr_info(iface: "TegraIface", obj: "RmObject", params: Params) -> None:
         entry[1] = GR_INFO[entry[0]](iface)
 
 
-def _flush_gpu_cache(iface: "TegraIface", obj: "RmObject", params: Params) -> None:
-    iface.flush_l2()
-
-
 CONTROLS: Mapping[int, Control] = {
-    nv.NV2080_CTRL_CMD_PERF_BOOST: _boost_clock,
+    nv.NV2080_CTRL_CMD_PERF_BOOST: lambda iface, obj, params: iface.boost_clock(),
     nv.NVC36F_CTRL_CMD_GPFIFO_GET_WORK_SUBMIT_TOKEN: _work_submit_token,
-    nv.NVA06C_CTRL_CMD_GPFIFO_SCHEDULE: _schedule,
+    nv.NVA06C_CTRL_CMD_GPFIFO_SCHEDULE: _nothing,  # the driver enables a channel when it is set up
     nv.NV2080_CTRL_CMD_GR_GET_INFO: _gr_info,
-    nv.NV2080_CTRL_CMD_FB_FLUSH_GPU_CACHE: _flush_gpu_cache,
+    nv.NV2080_CTRL_CMD_FB_FLUSH_GPU_CACHE: lambda iface, obj, params: iface.flush_l2(),
 }
 
 

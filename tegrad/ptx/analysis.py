@@ -21,6 +21,8 @@ LANE_SPECIALS = frozenset(
 PER_LANE = frozenset({
     "atom", "shfl", "match", "vote", "activemask", "redux", "mma", "ldmatrix", "elect", "wgmma", "%bar_result",
 })  # fmt: skip
+ENDS = {"bra": ("bra", "cond"), "ret": ("exit", "condexit"), "exit": ("exit", "condexit"), "brx": ("brx", "brx")}
+"""How an instruction ends its block: without a predicate, and with one."""
 SPINNING = frozenset({"atom", "nanosleep"})
 
 
@@ -177,14 +179,8 @@ def _split(fn: Function, converges: frozenset[int]) -> list[Block]:
             taken = [] if item.base in NO_RESULT else [item._replace(base=MET + item.base)]
             blocks += [Block(len(blocks), pc - 1, taken), Block(len(blocks) + 1, pc)]
             continue
-        if item.base == "bra":
-            block.kind, block.end = ("cond" if item.pred else "bra"), item
-        elif item.base in ("ret", "exit") and item.pred is None:
-            block.kind, block.end = "exit", item
-        elif item.base in ("ret", "exit"):
-            block.kind, block.end = "condexit", item
-        elif item.base == "brx":
-            block.kind, block.end = "brx", item
+        if item.base in ENDS:
+            block.kind, block.end = ENDS[item.base][item.pred is not None], item
         elif is_cta_barrier(item):
             block.kind, block.end = "bar", item
             if _reduces(item):
@@ -200,20 +196,18 @@ def _split(fn: Function, converges: frozenset[int]) -> list[Block]:
     elif blocks[-1].kind not in ("exit", "bra", "brx"):
         blocks.append(Block(len(blocks), pc, kind="exit"))
     for block in blocks:
-        nxt = block.index + 1
-        if block.kind in ("bra", "cond"):
-            assert block.end is not None
-            target = block.end.operands[0]
+        nxt, end = block.index + 1, block.end
+        if end is not None and end.base == "bra":
+            target = end.operands[0]
             if not isinstance(target, Sym) or target.name not in labels:
-                raise PtxError(f"line {block.end.line}: branch to an unknown label; the text is damaged")
+                raise PtxError(f"line {end.line}: branch to an unknown label; the text is damaged")
             block.target = labels[target.name]
             block.succ = [block.target] if block.kind == "bra" else sorted({block.target, nxt})
-        elif block.kind == "brx":
-            assert block.end is not None
-            table = block.end.operands[1]
+        elif end is not None and end.base == "brx":
+            table = end.operands[1]
             names = fn.tables.get(table.name, []) if isinstance(table, Sym) else []
-            if not names or any(n not in labels for n in names) or block.end.pred is not None:
-                raise PtxError(f"line {block.end.line}: {block.end.op} without its table of targets is not supported")
+            if not names or any(n not in labels for n in names) or end.pred is not None:
+                raise PtxError(f"line {end.line}: {end.op} without its table of targets is not supported")
             block.targets = [labels[n] for n in names]
             block.succ = sorted(set(block.targets))
         elif block.kind == "converge":

@@ -363,8 +363,8 @@ def _issue(e: Asynchronous, ins: Ins) -> None:
     near, far = ins.operands[:2] if load else ins.operands[1::-1]
     size = f.splat(e.read(ins.operands[2], U32), LANES)
     nobody = f.const("i64", NO_OBJECT)
-    object_ = place(e, ins, ins.operands[3], "shared")[0] if load else nobody
-    offset, where = place(e, ins, near, "shared")[0], address(e, far, "global")
+    object_ = place(e, ins.operands[3], "shared")[0] if load else nobody
+    offset, where = place(e, near, "shared")[0], address(e, far, "global")
     lanes = e.lanes(ins)
     e.account_dynamic(lanes, size, not load)
     wide = [f.splat(v, LANES) for v in (offset, where, object_)]

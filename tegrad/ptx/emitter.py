@@ -316,49 +316,38 @@ class Emitter(Dispatcher):
                     old = f.load("i32", self.frame, at)
                     bits = f.or_(f.and_(old, f.not_(self.mask)), f.and_(bits, self.mask))
                 f.store(bits, self.frame, at)
+            elif self.block.diverged:
+                keep(f, v, self.frame, at, self.mask)
             else:
-                if self.block.diverged:
-                    keep(f, v, self.frame, at, self.mask)
-                else:
-                    f.store(f.splat(v, LANES), self.frame, at, min(64, ty.bits // 8 * LANES))
+                f.store(f.splat(v, LANES), self.frame, at, min(64, ty.bits // 8 * LANES))
         self.dirty.clear()
 
     def terminator(self, block: Block) -> None:
-        if block.kind == "fall":
+        end = block.end
+        if block.kind == "exit":
+            self.f.br("leave")
+        elif end is None:
             self.flush()
             if block.pauses:
                 self.pause(block.succ[0])
             self.jump(block.succ[0])
-        elif block.kind == "exit":
-            self.f.br("leave")
         elif block.kind == "bra":
             self.flush()
             self.jump(block.target)
         elif block.kind == "bar":
-            self.barrier(block)
+            self.instruction(end)
         elif block.kind == "converge":
-            assert block.end is not None
-            with _known(block.end):
-                converge(self, block.end)
+            with _known(end):
+                converge(self, end)
         elif block.kind == "brx":
-            assert block.end is not None
-            index = self.read(block.end.operands[0], U32)
+            index = self.read(end.operands[0], U32)
             self.flush()
             self.table(block, index)
         else:
-            assert block.end is not None
-            assert block.end.pred is not None
-            p = self.predicate(block.end.pred)
+            assert end.pred is not None
+            p = self.predicate(end.pred)
             self.flush()
-            nxt = block.index + 1
-            self.branch(p, block.target if block.kind == "cond" else None, nxt)
-
-    def barrier(self, block: Block) -> None:
-        assert block.end is not None
-        handler = self.find(block.end)
-        assert not isinstance(handler, OpRule)
-        with _known(block.end):
-            handler(self, block.end)
+            self.branch(p, block.target if block.kind == "cond" else None, block.index + 1)
 
 
 @contextmanager

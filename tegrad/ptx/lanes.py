@@ -1,5 +1,8 @@
 """Memory access of many lanes: gathers, scatters, masked vectors and loops over lanes."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from tegrad.ptx.helpers import family
 from tegrad.ptx.ir import Fn, Module, V, vec
 from tegrad.ptx.layout import LANES
@@ -60,24 +63,16 @@ def scatter_any(f: Fn, host: V, active: V, value: V) -> None:
         f.store(f.extract(value, lane), p)
 
 
-class each_lane:
+@contextmanager
+def each_lane(f: Fn, mask: V) -> Iterator[V]:
     """A loop over the set bits of an i32 mask; the body runs with the lane's index."""
-
-    def __init__(self, f: Fn, mask: V) -> None:
-        self.f, self.slot = f, f.alloca("i32")
-        f.store(mask, self.slot)
-        self.loop = f.loop()
-
-    def __enter__(self) -> V:
-        f = self.f
-        _, end = self.loop.__enter__()
-        m = f.load("i32", self.slot)
+    slot = f.alloca("i32")
+    f.store(mask, slot)
+    with f.loop() as (_, end):
+        m = f.load("i32", slot)
         f.leave(f.is_zero(m), end)
-        f.store(f.and_(m, f.sub(m, f.const("i32", 1))), self.slot)
-        return f.intr_flag("cttz", m, False)
-
-    def __exit__(self, *exc: object) -> None:
-        self.loop.__exit__(None, None, None)
+        f.store(f.and_(m, f.sub(m, f.const("i32", 1))), slot)
+        yield f.intr_flag("cttz", m, False)
 
 
 def masked_load(f: Fn, el: str, n: int, p: V, active: V, align: int) -> V:

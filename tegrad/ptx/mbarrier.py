@@ -159,7 +159,7 @@ def tgx_mbarrier_test(f: Fn, *given: V) -> V:
     return f.load("i32", done)
 
 
-def place(e: Asynchronous, ins: Ins, op: Operand, space: str) -> tuple[V, V, V]:
+def place(e: Asynchronous, op: Operand, space: str) -> tuple[V, V, V]:
     """Of objects: their addresses, scalar where all are one, where shared memory begins, and the info of a fault."""
     f = e.f
     if space not in ("shared", "generic"):
@@ -172,7 +172,7 @@ def place(e: Asynchronous, ins: Ins, op: Operand, space: str) -> tuple[V, V, V]:
 def _arrive(e: Asynchronous, ins: Ins, op: Operand, arrivals: V, tx: V, drops: V) -> V:
     """The objects before an operation of the lanes."""
     f = e.f
-    where, base, info = place(e, ins, op, space_of(e, ins))
+    where, base, info = place(e, op, space_of(e, ins))
     counts = [f.splat(v, LANES) for v in (arrivals, tx, drops)]
     args = [e.frame, f.splat(where, LANES), base, e.lanes(ins), info, f.const("i32", e.pc), *counts]
     return f.call("tgx_mbarrier_arrive", "i64", LANES, *args)
@@ -182,7 +182,7 @@ def _set(e: Asynchronous, ins: Ins) -> None:
     f = e.f
     valid = mod(ins, "init")
     count = e.read(ins.operands[1], U32) if valid else f.const("i32", 0)
-    where, base, info = place(e, ins, ins.operands[0], space_of(e, ins))
+    where, base, info = place(e, ins.operands[0], space_of(e, ins))
     f.call_void("tgx_mbarrier_set", e.frame, f.splat(where, LANES), base, e.lanes(ins), info, f.const("i32", e.pc),
                 f.splat(count, LANES), f.const("i1", valid))  # fmt: skip
 
@@ -195,7 +195,7 @@ def _wait(e: Asynchronous, ins: Ins) -> None:
         wanted = e.read(phase, U32)
     else:
         wanted = f.cast("trunc", f.bin("lshr", v := e.read(phase, U64), f.like(v, PHASE)), "i32")
-    where, base, info = place(e, ins, object_, space_of(e, ins))
+    where, base, info = place(e, object_, space_of(e, ins))
     lanes = e.lanes(ins)
     same = where.n == 1 and wanted.n == 1
     asked = f.and_(lanes, f.sub(f.const("i32", 0), lanes)) if same else lanes
@@ -246,7 +246,7 @@ def arrive_after_copies(e: Asynchronous, ins: Ins) -> None:
     space = space_of(e, ins)
     if not mod(ins, "noinc"):
         _arrive(e, ins, ins.operands[0], f.const("i32", -1), f.const("i32", 0), f.const("i32", 0))
-    where, base, _ = place(e, ins, ins.operands[0], space)
+    where, base, _ = place(e, ins.operands[0], space)
     offset = f.splat(f.cast("trunc", f.sub(where, base), "i32"), LANES)
     queue, zero = f.gep(e.frame, e.copy_queue), f.const("i32", 0)
     f.call_void("tgx_copy_push", e.frame, queue, offset, queue, e.lanes(ins), zero, f.const("i32", e.pc))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from tegrad.ptx.errors import PtxError
-from tegrad.ptx.ir import Fn, V
+from tegrad.ptx.ir import V
 from tegrad.ptx.syntax import Ins, Source
 from tegrad.ptx.types import TYPES, Ty
 
@@ -59,7 +59,3 @@ def require(source: Source, ins: Ins, age: int) -> None:
 def mod(ins: Ins, *names: str) -> bool:
     """Whether the instruction has one of these modifiers."""
     return any(n in ins.mods for n in names)
-
-
-__all__ = ["PRED", "U32", "Apply", "Fn", "Handler", "OpRule", "Signature", "mod", "nothing", "require", "same",
-           "unsupported", "wide"]  # fmt: skip
