@@ -68,12 +68,14 @@ class Tsg:
 
 @dataclass(frozen=True, slots=True)
 class Rings:
-    """The buffers of one channel, each of its own: the driver takes no offset into a shared one."""
+    """The buffers of one channel and where in them its parts lie. The driver takes offset 0 only."""
 
     gpfifo: Memory
     entries: int
     userd: Memory
     notifier: Memory
+    gpfifo_offset: int = 0
+    userd_offset: int = 0
 
 
 class Channel:
@@ -169,6 +171,8 @@ class Channel:
                 flags=SETUP_FLAGS,
                 userd_dmabuf_fd=userd,
                 gpfifo_dmabuf_fd=gpfifo,
+                userd_dmabuf_offset=rings.userd_offset,
+                gpfifo_dmabuf_offset=rings.gpfifo_offset,
             )
             self._kernel.ioctl(self.fd, ioctls.NVGPU_IOCTL_CHANNEL_SETUP_BIND, arg)
             return int(arg.work_submit_token)

@@ -53,11 +53,17 @@ def _context_share(iface: "TegraIface", parent: "RmObject", params: Params) -> i
 
 
 def _channel(iface: "TegraIface", parent: "RmObject", params: Params) -> Channel:
-    """A channel on buffers that `hObjectBuffer` (GPFIFO), `hUserdMemory[0]` and `hObjectError` name."""
+    """A channel on buffers that `hObjectBuffer` (GPFIFO), `hUserdMemory[0]` and `hObjectError` name.
+
+    Offsets go to the driver as they are asked for; it takes 0 only.
+    """
+    gpfifo = iface.memory[params.hObjectBuffer]
     rings = Rings(
-        gpfifo=iface.memory[params.hObjectBuffer],
+        gpfifo=gpfifo,
+        gpfifo_offset=params.gpFifoOffset - gpfifo.va,
         entries=params.gpFifoEntries,
         userd=iface.memory[params.hUserdMemory[0]],
+        userd_offset=params.userdOffset[0],
         notifier=iface.memory[params.hObjectError],
     )
     share = iface.objects[params.hContextShare]
