@@ -318,11 +318,11 @@ def _asked(prompt: str, file: Gguf, *, system: str | None, chat: bool, insist: b
 
 
 def _tokens(file: Gguf, text: str, bare: bool) -> tuple[Tokenizer, list[int]]:
-    """A text's tokens, at least one; a `bare` one begins as the model wants."""
+    """The tokens of a `bare` text, or of what a chat template wrote: at least one."""
     from tegrad.llm.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(file)
-    tokens = tokenizer.encode(text, bos=None if bare else False)
+    tokens = tokenizer.encode(text) if bare else tokenizer.encode_chat(text)
     if not tokens:
         raise UsageError("the prompt is empty, and the model has no token to begin with: give some text")
     return tokenizer, tokens

@@ -501,7 +501,7 @@ class LLM:
             free = tool_choice == "auto" and options.get("schema") is None and options.get("grammar") is None
             think = options.get("thinking") if free or options.get("thinking") else False
             text = self._rendered(prompt, tools, **({} if think is None else {"enable_thinking": think}))
-            tokens = self._tokenizer.encode(text, bos=False)
+            tokens = self._tokenizer.encode_chat(text)
             form = self._format(tools)
             thinking = form.thinks(text)
             read = partial(form.reader, tools, thinking=thinking)
@@ -526,7 +526,7 @@ class LLM:
         self._turns.check()
         if isinstance(prompt, str):
             return len(self._tokenizer.encode(prompt))
-        return len(self._tokenizer.encode(self._rendered(prompt, tools), bos=False))
+        return len(self._tokenizer.encode_chat(self._rendered(prompt, tools)))
 
     def embed(self, texts: str | Sequence[str]) -> NDArray[np.float32]:
         """Vectors (n, dim) of n texts, each of length 1. UnsupportedModelError of a model that was not made for it."""

@@ -174,6 +174,13 @@ class Tokenizer:
             return [self.bos, *tokens]
         return tokens
 
+    def encode_chat(self, text: str) -> list[int]:
+        """Tokens of what a chat template wrote: it begins with the begin token where the model wants that, as in
+        llama.cpp, whether the template writes it or leaves it to whoever encodes."""
+        tokens = self.encode(text, bos=False)
+        begun = not self._add_bos or self.bos is None or tokens[:1] == [self.bos]
+        return tokens if begun else [cast("int", self.bos), *tokens]
+
     def decode(self, tokens: Iterable[int], *, special: bool = False) -> str:
         """Text of tokens; control tokens are left out unless `special`."""
         return b"".join(self.piece(token, special=special) for token in tokens).decode("utf-8", errors="replace")

@@ -298,9 +298,9 @@ async def vector_tokens(model: Model, texts: Sequence[str], *, cut: bool = False
     return await asyncio.to_thread(lambda: [one(text) for text in texts])
 
 
-def _tokens(model: Model, text: str, *, bos: bool | None = None) -> list[int]:
+def _tokens(model: Model, text: str, *, chat: bool = False) -> list[int]:
     _check_length(model, text)
-    return model.tokenizer.encode(text, bos=bos)
+    return model.tokenizer.encode_chat(text) if chat else model.tokenizer.encode(text)
 
 
 def _check_length(model: Model, text: str) -> None:
@@ -362,7 +362,7 @@ def _chat_prompt(model: Model, chat: Chat) -> Prompt:
     if chat.begun:
         text += f"\n{form.thought[1]}\n\n{chat.begun}" if thinking and form.thought else chat.begun
         thinking = False
-    tokens = _tokens(model, text, bos=False)
+    tokens = _tokens(model, text, chat=True)
     if tools:
         grammar = form.grammar(tools, chat.choice, chat.parallel, thinking=thinking, answer=chat.grammar)
     else:

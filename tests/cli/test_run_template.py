@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
 from tiny_llama import TYPE, Shape, letters, write
 
-from tegrad.cli.run import UsageError, _asked
+from tegrad.cli.run import UsageError, _asked, _tokens
 from tegrad.llm.gguf import Gguf
 
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -41,6 +41,14 @@ def test_a_hostile_template_is_one_sentence(template: str, said: str, tmp_path: 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"tegrad: {said}")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_prompt_has_the_begin_token_that_the_template_leaves_out(tmp_path: Path) -> None:
+    for template in ("{{ bos_token }}{{ messages[0].content }}", "{{ messages[0].content }}"):
+        with Gguf.open(model(tmp_path / "m.gguf", template)) as file:
+            asked = _asked("hi", file, system=None, chat=True, insist=False, held=False)
+            tokenizer, tokens = _tokens(file, *asked)
+            assert tokens == [tokenizer.bos, *tokenizer.encode("hi", bos=False)]
 
 
 def test_an_answer_that_is_held_to_a_schema_has_no_thought_before_it(tmp_path: Path) -> None:

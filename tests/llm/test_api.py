@@ -438,6 +438,7 @@ def test_tinygrads_operations_answer_by_the_same_methods(
     path = write(tmp_path / "m.gguf", shape, TYPE.F32, vocabulary=replace(letters(300), template=template))
     with LLM(path, 64, gpu=device) as llm:
         assert llm.steps == "operations"
+        assert llm.count(HELLO) == llm.count(HELLO[0]["content"])  # the begin token, which the template leaves out
         first, second = (llm.chat(HELLO, max_tokens=3, temperature=0) for _ in range(2))
         assert len(first.tokens) == 3
         assert (first.tokens, first.prompt_tokens - 1) == (second.tokens, second.cached_tokens)

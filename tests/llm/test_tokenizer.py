@@ -162,6 +162,24 @@ def test_what_a_sentencepiece_file_does_not_tell_is_as_llama_cpp_has_it(tmp_path
             assert tokenizer.encode(text) == peer.vocab.tokenize(text, True, True), text
 
 
+@pytest.mark.parametrize("kind", ["sentencepiece", "llama-bpe", "qwen2"])
+@pytest.mark.parametrize("add_bos", [True, False, None])
+def test_a_conversation_begins_with_the_begin_token_once_where_the_model_wants_it(
+    tmp_path: Path, kind: str, add_bos: bool | None
+) -> None:
+    """TinyLlama's and Zephyr's templates write none, Llama's do; llama.cpp takes what is written off, and adds it."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
+    vocabulary = sentencepiece() if kind == "sentencepiece" else byte_level(kind)
+    path = write_vocabulary(tmp_path / "v.gguf", replace(vocabulary, add_bos=add_bos))
+    tokenizer, begin = Tokenizer.load(path), vocabulary.tokens[vocabulary.bos]
+    with llama_cpp.peer(path) as peer:
+        wants = peer.vocab.tokenize("a", True, True)[0] == vocabulary.bos
+        for text in ("<|im_end|>the text\n", "the", ""):
+            theirs = peer.vocab.tokenize(text, True, True)
+            assert tokenizer.encode_chat(text) == theirs
+            assert tokenizer.encode_chat(begin + text) == (theirs if wants else [vocabulary.bos, *theirs])
+
+
 @pytest.mark.parametrize("name", ["Phi-3 mini", "my-phi3", "Llama"])
 def test_tokens_of_phi_3_take_the_spaces_after_them_along(tmp_path: Path, name: str) -> None:
     plain = sentencepiece()

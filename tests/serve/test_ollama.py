@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from told import CALLS, PLACE, SAID, TOOLS
 from tegrad import models
 from tegrad.errors import TegradError
 from tegrad.llm.service import QueueFull
-from tegrad.llm.template import KEY
+from tegrad.llm.template import KEY, Template
 from tegrad.serve import ollama as api
 from tegrad.serve import ollama_fields
 from tegrad.serve.model import Models
@@ -165,6 +166,15 @@ def test_tokens_and_times_are_told(client: ollama.Client, model: Scripted) -> No
     times = [answer.load_duration, answer.prompt_eval_duration, answer.eval_duration, answer.total_duration]
     assert all(one is not None and one >= 0 for one in times)
     assert sum(times[:3]) <= times[3] < 30e9  # type: ignore[arg-type,operator]
+
+
+def test_a_chat_has_the_begin_token_that_its_template_leaves_out(
+    client: ollama.Client, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Template("{{ messages[0].content }}")) as template:
+        monkeypatch.setattr(scripted, "template", template)
+        client.chat("small", HELLO)
+    assert scripted.asked[-1].tokens == scripted.tokenizer.encode(HELLO[0]["content"], bos=True)
 
 
 def test_thoughts_are_asked_for_and_left_out(client: ollama.Client, model: Scripted) -> None:
