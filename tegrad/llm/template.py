@@ -189,7 +189,9 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
 
 def _token(file: Gguf, name: str) -> str:
     tokens, kind = file.metadata.get("tokenizer.ggml.tokens"), file.metadata.get("tokenizer.ggml.model")
-    number = file.metadata.get(f"tokenizer.ggml.{name}_token_id", NUMBERS[name] if kind == "llama" else None)
-    if isinstance(tokens, list) and isinstance(number, int) and 0 <= number < len(tokens):
-        return str(tokens[number])
+    numbers = file.metadata.get(f"tokenizer.ggml.{name}_token_id"), NUMBERS[name] if kind == "llama" else None
+    if isinstance(tokens, list):
+        for number in numbers:  # the usual one where the file names none that it has
+            if isinstance(number, int) and 0 <= number < len(tokens):
+                return str(tokens[number])
     return ""

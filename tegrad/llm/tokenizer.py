@@ -285,7 +285,7 @@ class Tokenizer:
 
     def _pieces(self, values: _Values) -> Callable[[str], list[int]]:
         """Cuts what lies between tokens that were taken out of a text."""
-        scores = values.floats("tokenizer.ggml.scores", len(self.tokens))
+        scores = values.scores(len(self.tokens))
         kinds = (Kind.NORMAL, Kind.USER_DEFINED)
         pieces = Pieces(
             ((text, at, scores[at]) for at, text in enumerate(self.tokens) if self.kinds[at] in kinds),
@@ -399,9 +399,13 @@ class _Values:
             raise self.file.corrupt(f"{key} is no list of texts")
         return cast("list[str]", value)  # lists of a file are of one type
 
-    def floats(self, key: str, size: int) -> list[float]:
+    def scores(self, size: int) -> list[float]:
+        """Of at least all tokens, in numbers of any type; all are alike where the file has none."""
+        key = "tokenizer.ggml.scores"
+        if key not in self.file.metadata:
+            return [0.0] * size
         value = self._list(key)
-        if len(value) != size or not all(isinstance(entry, float) for entry in value):
+        if len(value) < size or not all(isinstance(entry, int | float) for entry in value):
             raise self.file.corrupt(f"{key} is no list of {size} numbers")
         return [float(entry) for entry in value]
 
@@ -409,19 +413,16 @@ class _Values:
         if "tokenizer.ggml.token_type" not in self.file.metadata:
             return [Kind.NORMAL] * size
         value = self._list("tokenizer.ggml.token_type")
-        if len(value) != size:
-            raise self.file.corrupt("tokenizer.ggml.token_type has another length than the tokens")
-        return cast("list[int]", value)
+        if len(value) < size:
+            raise self.file.corrupt("tokenizer.ggml.token_type is shorter than the tokens")
+        return cast("list[int]", value[:size])
 
     def token(self, name: str) -> int | None:
+        """A token's number by its name; the usual one where the file names none, or one that it does not have."""
         key, count = f"tokenizer.ggml.{name}_token_id", len(self._list("tokenizer.ggml.tokens"))
-        if key not in self.file.metadata:
-            usual = NUMBERS.get(name, count) if self.file.metadata.get("tokenizer.ggml.model") == "llama" else count
-            return usual if usual < count else None
-        token = self.get(key, int)
-        if not 0 <= token < count:
-            raise self.file.corrupt(f"{key} = {token} is outside of the vocabulary")
-        return token
+        usual = NUMBERS.get(name, count) if self.file.metadata.get("tokenizer.ggml.model") == "llama" else count
+        token = self.get(key, int, usual)
+        return next((one for one in (token, usual) if 0 <= one < count), None)
 
     def _list(self, key: str) -> list[int] | list[float] | list[bool] | list[str]:
         value: Value | None = self.file.metadata.get(key)

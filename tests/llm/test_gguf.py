@@ -180,7 +180,6 @@ def test_failures_leave_no_file_open(small: Path, tmp_path: Path) -> None:
         ({"tokenizer.ggml.model": "bert"}, UnsupportedModelError, "'bert' tokenizer"),
         ({"tokenizer.ggml.pre": "poro"}, UnsupportedModelError, "'poro'"),
         ({"tokenizer.ggml.tokens": None}, GgufError, "vocabulary"),
-        ({"tokenizer.ggml.eos_token_id": 9999}, GgufError, "outside of the vocabulary"),
     ],
 )
 def test_what_we_do_not_run_and_what_is_missing_are_named(

@@ -162,6 +162,48 @@ def test_what_a_sentencepiece_file_does_not_tell_is_as_llama_cpp_has_it(tmp_path
             assert tokenizer.encode(text) == peer.vocab.tokenize(text, True, True), text
 
 
+@pytest.mark.parametrize("kind", ["sentencepiece", "llama-bpe"])
+@pytest.mark.parametrize("missing", ["bos", "eos", "eot", "unknown"])
+def test_a_number_that_is_no_tokens_is_as_if_it_was_not_there(tmp_path: Path, kind: str, missing: str) -> None:
+    """Converters wrote what config.json had, whatever the vocabulary. llama.cpp says so, and takes the usual one."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
+    sound = sentencepiece() if kind == "sentencepiece" else byte_level(kind)
+    vocabulary = replace(sound, add_bos=kind == "sentencepiece")
+    values = {"tokenizer.chat_template": "{{ bos_token }}|{{ eos_token }}"}
+    path = write_vocabulary(tmp_path / "v.gguf", vocabulary, **values)
+    path = rewritten(path, tmp_path / "wrong.gguf", **{f"tokenizer.ggml.{missing}_token_id": 0xFFFFFFFF})
+    with Gguf.open(path) as file, llama_cpp.peer(path) as peer:
+        tokenizer, template = Tokenizer(file), Template.of(file)
+        theirs = {token for token in range(len(tokenizer)) if peer.vocab.is_eog(token)}
+        usual = {11} if (kind, missing) == ("llama-bpe", "eos") else set()  # where a byte-level one has a comma
+        assert tokenizer.stops == theirs - usual
+        assert template is not None
+        told = {"bos": tokenizer.bos, "eos": tokenizer.eos}
+        assert template.render([]) == "|".join("" if one is None else tokenizer.tokens[one] for one in told.values())
+        template.close()
+        for text in texts(6, 20):
+            assert tokenizer.encode(text) == peer.vocab.tokenize(text, True, True), text
+
+
+@pytest.mark.parametrize("form", ["none", "whole numbers", "more than tokens", "more types than tokens"])
+def test_scores_and_types_are_read_in_every_form_that_llama_cpp_reads(tmp_path: Path, form: str) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
+    sound = sentencepiece()
+    assert sound.scores is not None
+    scores: dict[str, list[float] | None] = {
+        "none": None,
+        "whole numbers": [int(score) for score in sound.scores],
+        "more than tokens": [*sound.scores, 0.0],
+    }
+    kinds = [*sound.kinds, 1] if form == "more types than tokens" else sound.kinds
+    vocabulary = replace(sound, scores=scores.get(form, sound.scores), kinds=kinds)
+    path = write_vocabulary(tmp_path / "v.gguf", vocabulary)
+    tokenizer = Tokenizer.load(path)
+    with llama_cpp.peer(path) as peer:
+        for text in texts(6, 40):
+            assert tokenizer.encode(text) == peer.vocab.tokenize(text, True, True), text
+
+
 @pytest.mark.parametrize("kind", ["sentencepiece", "llama-bpe", "qwen2"])
 @pytest.mark.parametrize("add_bos", [True, False, None])
 def test_a_conversation_begins_with_the_begin_token_once_where_the_model_wants_it(
