@@ -513,6 +513,8 @@ class Config:
     def of(cls, file: Metadata, shape: Callable[[Spec], Sequence[int]]) -> Self:
         """The sizes that metadata tells, with the embedding's `shape`; raises UnsupportedModelError or GgufError."""
         get = _Reader(file)
+        if (kind := get.optional("general.type", str, "model")) != "model":  # which may have no architecture
+            raise UnsupportedModelError(f"{file.path} is no model but of the type {shown(kind)}: choose a model")
         arch = ARCHES.get(name := get.of("general.architecture", str))
         if arch is None:
             raise UnsupportedModelError(
@@ -646,8 +648,6 @@ def stored_name(spec: Spec, layer: int | None) -> str:
 def _refuse(get: _Reader, arch: Arch) -> None:
     """Refuse by name what a file asks for and we do not run."""
     name = arch.name
-    if (kind := get.optional("general.type", str, "model")) != "model":
-        raise UnsupportedModelError(f"{get.file.path} is no model but of the type {shown(kind)}: choose a model")
     for key, what in _REFUSED.items():
         if get.file.metadata.get(f"{name}.{key}", 0) and key not in arch.caps and key not in arch.values:
             raise UnsupportedModelError(f"{get.file.path} {what} ({name}.{key}), which we do not run: choose another")

@@ -43,6 +43,17 @@ def test_values_that_change_the_numbers_are_refused(tmp_path: Path, key: str, va
         read(path)
 
 
+@pytest.mark.parametrize("kind", ["mmproj", "imatrix"])
+def test_what_lies_beside_models_is_named(tmp_path: Path, kind: str) -> None:
+    """Repositories have them: a model's eyes, of the architecture clip, and figures for a quantizer, of none."""
+    path = write(tmp_path / "m.gguf", replace(SMALL, arch="clip", extra={"general.type": kind}), TYPE.F32)
+    with Gguf.open(path) as file:
+        if kind == "imatrix":
+            file.metadata = {key: value for key, value in file.metadata.items() if key != "general.architecture"}
+        with pytest.raises(UnsupportedModelError, match=f"is no model but of the type '{kind}': choose a model"):
+            Config.read(file)
+
+
 def test_values_that_change_nothing_are_not(tmp_path: Path) -> None:
     extra = {"llama.attention.causal": True, "llama.expert_count": 0, "llama.logit_scale": 0.0, "general.type": "model"}
     assert read(write(tmp_path / "model.gguf", replace(SMALL, extra=extra), TYPE.F32)).rope.dim == 32
