@@ -25,7 +25,8 @@ class Cut:
 _GPT2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _ENDINGS: Final = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _SPACES: Final = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_CL100K: Final = rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}%s| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_WORDS: Final = rf"[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}%s| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_CL100K: Final = f"{_ENDINGS}|{_WORDS}"
 _LOWER, _UPPER = r"(?:(?=\p{L})[^A-Z])", r"(?:(?=\p{L})[^a-z])"
 
 
@@ -163,6 +164,8 @@ SPLITS: Final[Mapping[str, Cut]] = {
         _QWEN2,
     ),
     "qwen35": Cut((_QWEN35,)),
+    "minicpm5": Cut((r"\p{N}{1,3}", _CL100K % "+"), whole_words=True),
+    "ufakzeka": Cut((_WORDS % "",)),
     **dict.fromkeys(
         ("smollm", "refact", "starcoder", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), _BY_DIGIT
     ),

@@ -10,6 +10,9 @@ from time import process_time
 
 import pytest
 from tiny_llama import Vocabulary, rewritten
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Sequence as Cuts
+from tokenizers.pre_tokenizers import Split
 from vocabularies import CONTROL, CORPUS, USER, byte_level, sentencepiece, write_vocabulary
 
 from tegrad.llm.cuts import KINDS, SPLITS
@@ -33,6 +36,11 @@ ALPHABET = [
 
 NEWER = {"glm5": "glm4", "mellum2": "smollm", "talkie": "gpt-4o"}
 """Names that llama.cpp has got since the package; it is given the older name of the same cut."""
+NEW = {
+    "minicpm5": "I|'ll| do| |123|456|7| | x|'s|  |12|  | a|\n\n|5| Ankara|'d|a| | (|1|/|2|)//\r\n| | --|  ",
+    "ufakzeka": "I|'ll| do| |1|2|3|4|5|6|7| | x|'s| | |1|2|  | a|\n\n|5| Ankara|'da| | (|1|/|2|)//\r\n| | --|  ",
+}
+"""Cuts that it has got since, and how its present source cuts a text."""
 TILDE = ("deepseek-v3", "afmoe")
 """Cuts for which the package's llama.cpp did not take ~ for a symbol yet, as its present source does."""
 
@@ -315,7 +323,13 @@ def test_a_value_of_the_file_names_the_fill_tokens_that_end_a_text(tmp_path: Pat
     assert found == [common | {"<PAD>"}, common | {"filler"}]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "sentencepiece"])
+@pytest.mark.parametrize("kind", NEW)
+def test_a_text_is_cut_as_llama_cpps_present_source_does(kind: str) -> None:
+    cuts = Cuts([Split(Regex(pattern), "isolated") for pattern in SPLITS[kind].patterns])
+    assert [piece for piece, _ in cuts.pre_tokenize_str(NEW[kind].replace("|", ""))] == NEW[kind].split("|")
+
+
+@pytest.mark.parametrize("kind", [*(kind for kind in KINDS if kind not in NEW), "sentencepiece"])
 def test_tokens_are_llama_cpps(tmp_path: Path, kind: str) -> None:
     llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
     vocabulary = sentencepiece() if kind == "sentencepiece" else byte_level(kind)
@@ -365,7 +379,7 @@ def test_a_byte_token_that_names_no_byte_is_refused_before_any_text(tmp_path: Pa
     assert Tokenizer.load(write_vocabulary(tmp_path / "v.gguf", small)).piece(3 + 0xAB) == b"\xab"
 
 
-@pytest.mark.parametrize("kind", [*SPLITS, "sentencepiece"])
+@pytest.mark.parametrize("kind", [*(kind for kind in SPLITS if kind not in NEW), "sentencepiece"])
 def test_a_text_begins_as_llama_cpps_where_the_file_does_not_say(tmp_path: Path, kind: str) -> None:
     llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
     vocabulary = sentencepiece() if kind == "sentencepiece" else byte_level(kind)
