@@ -123,14 +123,7 @@ class KernelLog:
 
     def new(self) -> list[LogLine]:
         """Lines since the last call; all that are kept, the first time. DriverError where the log may not be read."""
-        found = []
-        for record in records(self._kernel, self._next):
-            self._next = record.sequence + 1
-            self.records += 1
-            if line := classify(record):
-                found.append(line)
-        self.lines += len(found)
-        return found
+        return list(self._lines())
 
     @property
     def driver(self) -> bool:
@@ -140,8 +133,16 @@ class KernelLog:
     def watch(self) -> Iterator[LogLine]:
         """Lines as they come, without end."""
         while True:
-            yield from self.new()
-            time.sleep(POLL_S)
+            yield from self._lines(follow=True)
+            time.sleep(POLL_S)  # a board's log is a copy, of which there is a newer one
+
+    def _lines(self, *, follow: bool = False) -> Iterator[LogLine]:
+        for record in records(self._kernel, self._next, follow=follow):
+            self._next = record.sequence + 1
+            self.records += 1
+            if line := classify(record):
+                self.lines += 1
+                yield line
 
 
 class expect_clean(ContextDecorator):

@@ -6,6 +6,7 @@ The board answers an open of /dev/kmsg with its own log in the same form, so a r
 import errno
 import os
 import re
+import select
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -27,11 +28,17 @@ class LogRecord(NamedTuple):
     text: str
 
 
-def records(kernel: Kernel, since: int = 0) -> Iterator[LogRecord]:
-    """What the log holds now from sequence number `since` on. DriverError where it may not be read."""
+def records(kernel: Kernel, since: int = 0, *, follow: bool = False) -> Iterator[LogRecord]:
+    """What the log holds now from sequence number `since` on, and with `follow` what comes after it, without end.
+
+    A board's log is a copy, which ends all the same. DriverError where the log may not be read.
+    """
     fd = kernel.open(PATH, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        while text := _read(fd):
+        while (text := _read(fd)) or (follow and text is None):
+            if text is None:
+                select.select([fd], [], [])
+                continue
             yield from (record for line in text.splitlines() if (record := parse(line)) and record.sequence >= since)
     finally:
         kernel.close(fd)
@@ -45,14 +52,14 @@ def parse(line: str) -> LogRecord | None:
     return LogRecord(int(match[2]), int(match[3]), int(match[1]) & LEVEL_MASK, match[4])
 
 
-def _read(fd: int) -> str:
-    """The next whole lines; "" at the end of what is there."""
+def _read(fd: int) -> str | None:
+    """The next whole lines; None where there is none yet, "" at the end of a copy."""
     data = b""
     while True:
         try:
             chunk = os.read(fd, RECORD_MAX)
         except BlockingIOError:
-            break
+            return data.decode(errors="replace") or None
         except OSError as error:
             if error.errno == errno.EPIPE:  # overwritten before it was read: the next one follows
                 continue

@@ -88,6 +88,42 @@ def test_only_what_came_since_the_last_look_is_new() -> None:
     assert log.new() == []
 
 
+def test_a_log_is_followed_without_being_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    os.set_blocking(read, False)  # as /dev/kmsg has nothing yet, where a copy of a log would end
+
+    class Piped(LoggingKernel):
+        def open(self, path: str, flags: int = os.O_RDWR) -> int:
+            return read
+
+    def say(number: int) -> None:
+        os.write(write, f"3,{number},0,-;nvgpu: line {number}\n".encode())
+
+    waits = []
+
+    def waiting(*_: object) -> None:
+        waits.append(len(waits))
+        say(len(waits))
+
+    monkeypatch.setattr("tegrad.uapi.kmsg.select.select", waiting)
+    say(0)
+    lines = KernelLog(Piped()).watch()
+    assert [next(lines).record.sequence for _ in range(4)] == [0, 1, 2, 3]
+    assert waits == [0, 1, 2]
+    lines.close()  # type: ignore[attr-defined]
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(read)
+    os.close(write)
+
+
+def test_a_copy_of_a_log_is_followed_by_the_next_copy() -> None:
+    kernel = LoggingKernel("nvgpu: one")
+    lines = KernelLog(kernel).watch()
+    assert next(lines).record.text == "nvgpu: one"
+    kernel.texts.append("nvgpu: two")
+    assert next(lines).record.text == "nvgpu: two"
+
+
 def test_an_old_error_is_not_held_against_a_block() -> None:
     with expect_clean(LoggingKernel(LINES[0][0])):
         pass
