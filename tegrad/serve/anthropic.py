@@ -12,11 +12,10 @@ from tegrad.llm.tools import Arguments, Call, Text, Thinking
 from tegrad.serve import conversation, fields
 from tegrad.serve.anthropic_fields import COUNT, MESSAGES, chat_of, thinks, wanted_of
 from tegrad.serve.conversation import Called, Part, Reply
-from tegrad.serve.exchange import Api, Exchange, Voice
+from tegrad.serve.exchange import Api, Exchange, Voice, named
 from tegrad.serve.failures import Failure
 from tegrad.serve.model import Model, Models
 from tegrad.serve.openai_fields import JSON
-from tegrad.serve.responses import named
 
 _KINDS: Final[Mapping[int, str]] = {
     401: "authentication_error",

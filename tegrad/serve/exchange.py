@@ -56,6 +56,11 @@ def sse(event: Mapping[str, Any]) -> bytes:
     return b"data: " + compact(event) + b"\n\n"
 
 
+def named(event: Mapping[str, Any]) -> bytes:
+    """A server-sent event with its type as its name."""
+    return f"event: {event.get('type', 'error')}\n".encode() + sse(event)
+
+
 class Exchange:
     """One request, while it is answered."""
 

@@ -19,7 +19,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from prometheus_client import Histogram
@@ -346,7 +345,7 @@ class Remote(Answering):
         number = next(self._numbers)
         self._owed[number] = _Owed(sink, time.monotonic())
         self.link.send(replace(ask, number=number))
-        return partial(self._leave, number)
+        return lambda reason: self.link.send(wire.Cancel(number, reason))
 
     async def embed(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """See `model.Model`. ContextError, ModelError, EngineError."""
@@ -383,9 +382,6 @@ class Remote(Answering):
             if owed.begun is not None:
                 self._room.left(time.monotonic() - owed.begun)
             owed.sink.end(reason, error)
-
-    def _leave(self, number: int, reason: Reason) -> None:
-        self.link.send(wire.Cancel(number, reason))
 
     def _lost(self, error: TegradError) -> None:
         for number in list(self._owed):

@@ -25,7 +25,7 @@ from tegrad.llm.footprint import PROCESS, gpu_has_memory, machine_room
 from tegrad.llm.start import choose_gpu, gpus
 from tegrad.serve.plan import Plan, Wanted, planned
 from tegrad.serve.remote import started
-from tegrad.serve.wire import READ_BYTES, EngineError, Fault, Frames, Refused, packed
+from tegrad.serve.wire import Channel, EngineError, Fault, Refused, packed
 
 CALL_S: Final = 10.0
 """Seconds in which the server has to take a call, and each side to prove that it may call."""
@@ -162,10 +162,8 @@ def _read(sock: socket.socket, count: int) -> bytes:
 
 def first_words(sock: socket.socket) -> Any:
     """The first message of who has called. ConnectionError, TimeoutError."""
-    frames = Frames()
-    while data := sock.recv(READ_BYTES):
-        for message in frames.feed(data):
-            return message
+    for message in Channel(sock).messages():
+        return message
     raise ConnectionAbortedError("the other side has left")
 
 

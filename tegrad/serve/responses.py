@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -18,17 +18,12 @@ from tegrad.llm.tokenizer import Tokenizer
 from tegrad.llm.tools import Arguments, Call, Text, Thinking
 from tegrad.serve import conversation, fields
 from tegrad.serve.conversation import Called, Part, Scored
-from tegrad.serve.exchange import Api, Exchange, Voice, compact
+from tegrad.serve.exchange import Api, Exchange, Voice, named
 from tegrad.serve.failures import Failure
 from tegrad.serve.model import Models
 from tegrad.serve.openai_answers import scores, told
 from tegrad.serve.openai_fields import JSON, sampled
 from tegrad.serve.responses_fields import LOGPROBS, RESPONSE, chat_of, known_tools, offered
-
-
-def named(event: Mapping[str, Any]) -> bytes:
-    """A server-sent event with its type as its name."""
-    return f"event: {event.get('type', 'error')}\n".encode() + b"data: " + compact(event) + b"\n\n"
 
 
 async def _response(models: Models, exchange: Exchange) -> None:

@@ -166,7 +166,7 @@ class Frames:
 
 
 class Channel:
-    """The engine's end. Any thread may send."""
+    """An end that a thread reads, such as the engine's. Any thread may send."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._sending = sock, threading.Lock()
