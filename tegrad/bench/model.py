@@ -10,10 +10,9 @@ each test is not counted. A prompt's time ends when its last logits are on the h
 
 from __future__ import annotations
 
-import json
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -128,20 +127,9 @@ def peer(path: Path, wanted: Sequence[Case], repetitions: int, *, q8: bool = Fal
         arguments = ["-m", str(path), "-p", str(case.prompt), "-n", str(case.generated), "-d", str(case.depth)]
         arguments += ["-ngl", "99", "-fa", FLASH if kind == "f16" else "1", "-ctk", kind, "-ctv", kind]
         arguments += ["-r", str(repetitions), "-o", "json"]
-        tests = _tests(peers.run("llama-bench", arguments))
-        best = max(tests, key=lambda test: float(test["avg_ts"]))
+        best = max(peers.tests(peers.run("llama-bench", arguments)), key=lambda test: float(test["avg_ts"]))
         yield {
             **best, "model_filename": path.name, "n_seqs": 1, "test": str(case),
             "backends": f"{best['backends']}, {peers.LLAMA}", "machine": machine(),
             "command": peers.shown("llama-bench", arguments, path),
         }  # fmt: skip
-
-
-def _tests(text: str) -> list[Mapping[str, Any]]:
-    try:
-        found: list[Mapping[str, Any]] = json.loads(text)
-    except ValueError as error:
-        raise RecordError(f"llama-bench printed no result ({error}): {text.strip()[-200:]!r}") from error
-    if not found:
-        raise RecordError("llama-bench printed no result: its list is empty")
-    return found

@@ -112,19 +112,21 @@ def _best(model: Path, settings: Iterable[Sequence[str]], builds: Sequence[str] 
     sides = []
     for arguments, build in product(settings, builds):
         full = ["-m", str(model), *arguments, "-r", str(REPETITIONS), "-o", "json"]
-        samples = llama_speeds(run("llama-bench", full, build))
+        samples = tests(run("llama-bench", full, build))[-1]["samples_ts"]
         text = shown("llama-bench", full, model)
         sides.append(Side(LLAMA, f"LD_LIBRARY_PATH={build} {text}" if build else text, samples))
     return max(sides, key=lambda side: side.median)
 
 
-def llama_speeds(text: str) -> list[float]:
-    """Tokens per second of each repetition in llama-bench's JSON, which has one test."""
+def tests(text: str) -> list[dict[str, Any]]:
+    """The tests in llama-bench's JSON, one at least, each with its speeds; RecordError for anything else."""
     try:
-        tests: list[dict[str, Any]] = json.loads(text)
-        return [float(speed) for speed in tests[-1]["samples_ts"]]
+        found = [{**test, "samples_ts": list(map(float, test["samples_ts"]))} for test in json.loads(text)]
     except (ValueError, LookupError, TypeError) as error:
         raise RecordError(f"llama-bench printed no result ({error}): {text.strip()[-200:]!r}") from error
+    if not found:
+        raise RecordError("llama-bench printed no result: its list is empty")
+    return found
 
 
 def shown(name: str, arguments: Sequence[str], model: Path) -> str:

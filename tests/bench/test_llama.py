@@ -88,7 +88,7 @@ def test_a_program_that_fails_is_named_with_its_last_words(programs: Path) -> No
 @pytest.mark.parametrize("printed", ["", "[]", "{}", json.dumps([{"samples_ts": None}])])
 def test_output_without_a_result_is_an_error(printed: str) -> None:
     with pytest.raises(RecordError, match="printed no result"):
-        peers.llama_speeds(printed)
+        peers.tests(printed)
 
 
 def test_without_the_programs_the_error_says_where_they_belong(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
