@@ -15,7 +15,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -28,7 +27,7 @@ from tinygrad.helpers import Target
 import tegrad.nv
 from tegrad.bench.cudagraph import GraphKernel, Work, in_process, timed
 from tegrad.bench.record import Record, RecordError, Side, make
-from tegrad.bench.rows import MLP_WIDTHS
+from tegrad.bench.rows import MLP_WIDTHS, mlp, mlp_weights
 from tegrad.nv import compilers
 from tegrad.nv.cubin import read_ptx
 from tegrad.nv.record import LONE, Recorded, record
@@ -46,23 +45,6 @@ WHAT: Final = "one call of a 12-128-128-4 network of halves: store the input, ru
 Array = NDArray[np.float16]
 
 
-def network(seed: int = 0) -> list[Array]:
-    """Random weights of the layers."""
-    rng = np.random.default_rng(seed)
-    return [(rng.standard_normal((a, b)) / a**0.5).astype(np.float16) for a, b in pairwise(MLP_WIDTHS)]
-
-
-def policy(weights: Sequence[Tensor]) -> Any:
-    """The network as a function of a tensor (1, 12)."""
-
-    def apply(x: Tensor) -> Tensor:
-        for layer in weights[:-1]:
-            x = (x @ layer).relu()
-        return x @ weights[-1]
-
-    return apply
-
-
 def observations(count: int) -> list[Array]:
     """Inputs (1, 12)."""
     rng = np.random.default_rng(1)
@@ -73,8 +55,8 @@ def observations(count: int) -> list[Array]:
 def recorded_network(dependency: Dependency = LONE) -> Iterator[Recorded]:
     """The network, recorded on the NV device."""
     tegrad.nv.install()
-    weights = [Tensor(layer, device="NV").realize() for layer in network()]
-    with record(policy(weights), np.zeros((1, MLP_WIDTHS[0]), np.float16), dependency=dependency) as made:
+    weights = [Tensor(layer, device="NV").realize() for layer in mlp_weights()]
+    with record(mlp(weights), np.zeros((1, MLP_WIDTHS[0]), np.float16), dependency=dependency) as made:
         yield made
 
 
@@ -93,7 +75,7 @@ def caller(made: Recorded) -> Callable[[Array], Array]:
 def jitted() -> Any:
     """One call through TinyJit, as a user of tinygrad writes it."""
     tegrad.nv.install()
-    jit: Any = TinyJit(policy([Tensor(layer, device="NV").realize() for layer in network()]))
+    jit: Any = TinyJit(mlp([Tensor(layer, device="NV").realize() for layer in mlp_weights()]))
     return lambda x: jit(Tensor(x, device="NV").realize()).numpy()
 
 
@@ -241,8 +223,8 @@ def calls() -> dict[str, Callable[[], object]]:
     device = Device["NV"]
     x = Tensor(np.ones(12, np.float32), device="NV").realize()
     one: Any = TinyJit(lambda a: (a + 1).realize())
-    weights = [Tensor(layer, device="NV").realize() for layer in network()]
-    net: Any = TinyJit(policy(weights))
+    weights = [Tensor(layer, device="NV").realize() for layer in mlp_weights()]
+    net: Any = TinyJit(mlp(weights))
     turn = [Tensor(np.zeros((1, MLP_WIDTHS[0]), np.float16), device="NV").realize() for _ in range(3)]
     signature = (("state", 0, dtypes.int32, ()), ("value", 1, dtypes.int32, ()))
     image = compilers.compile_cuda(HOST_SOURCE, device.arch)

@@ -15,7 +15,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -83,6 +83,17 @@ def mlp_weights() -> list[Any]:
     import numpy as np
 
     return [(values(a, b, seed=a) * a**-0.5).astype(np.float16) for a, b in pairwise(MLP_WIDTHS)]
+
+
+def mlp(weights: Sequence[Any]) -> Callable[[Any], Any]:
+    """The control network as a function of a tensor (1, 12)."""
+
+    def network(x: Any) -> Any:
+        for weight in weights[:-1]:
+            x = (x @ weight).relu()
+        return x @ weights[-1]
+
+    return network
 
 
 def gpt2_weights(size: str, half: bool) -> Iterator[Any]:
@@ -161,14 +172,8 @@ def _stream(kind: str) -> TimedRow:
 def _mlp(kind: str) -> TimedRow:
     from tinygrad import Tensor
 
-    weights = [Tensor(weight).realize() for weight in mlp_weights()]
-
-    def network(x: Any) -> Any:
-        for weight in weights[:-1]:
-            x = (x @ weight).relu()
-        return (x @ weights[-1]).realize()
-
-    return _timed(network, _random(1, MLP_WIDTHS[0], half=True, seed=1))
+    network = mlp([Tensor(weight).realize() for weight in mlp_weights()])
+    return _timed(lambda x: network(x).realize(), _random(1, MLP_WIDTHS[0], half=True, seed=1))
 
 
 def _matmul(kind: str, dtype: str, size: str) -> TimedRow:

@@ -51,7 +51,7 @@ def board(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def answers(work: cudagraph.Work) -> dict[str, cudagraph.Timed]:
     """What a graph that computes the network answers, the copied form in less time."""
-    layers = [layer.astype(np.float32) for layer in mlp.network()]
+    layers = [layer.astype(np.float32) for layer in mlp.mlp_weights()]
     outputs = []
     for given in work.inputs:
         x = np.frombuffer(given, np.float16).astype(np.float32)

@@ -707,7 +707,7 @@ def a_recorded_network() -> None:
 
     from tegrad.bench import mlp
 
-    layers = [layer.astype(np.float32) for layer in mlp.network()]
+    layers = [layer.astype(np.float32) for layer in mlp.mlp_weights()]
     with mlp.recorded_network() as made:
         call = mlp.caller(made)
         for x in mlp.observations(2000):
