@@ -145,34 +145,34 @@ def conversation(path: Path, depth: int, ways: Ways) -> Iterator[Engine]:
         yield engine
 
 
-def rates(engine: Engine, depth: int, expected: Sequence[int], repetitions: int) -> list[float]:
-    """Tokens per second of greedy ones after `depth`, each time, but for the first; RecordError for others than
+def seconds(
+    engine: Engine, depth: int, expected: Sequence[int], repetitions: int, clock: Callable[[], float]
+) -> list[float]:
+    """What greedy tokens after `depth` take of a clock, each time, but for the first; RecordError for others than
     `expected`.
     """
     found = []
     for _ in range(repetitions + 1):
         engine.reset(depth)
-        begun = time.perf_counter()
+        begun = clock()
         came = list(engine.generate([FIRST_TOKEN], Settings(), len(expected)))
-        found.append(len(came) / (time.perf_counter() - begun))
+        found.append(clock() - begun)
         check_tokens(came, expected)
     return found[1:]
+
+
+def rates(engine: Engine, depth: int, expected: Sequence[int], repetitions: int) -> list[float]:
+    """Tokens per second, as `seconds`."""
+    return [len(expected) / took for took in seconds(engine, depth, expected, repetitions, time.perf_counter)]
 
 
 def host_us(engine: Engine, expected: Sequence[int], repetitions: int) -> list[float]:
-    """Microseconds of CPU time that the process takes for a token, each time but for the first; as `rates`."""
-    found = []
-    for _ in range(repetitions + 1):
-        engine.reset()
-        begun = time.process_time()
-        came = list(engine.generate([FIRST_TOKEN], Settings(), len(expected)))
-        found.append(1e6 * (time.process_time() - begun) / len(expected))
-        check_tokens(came, expected)
-    return found[1:]
+    """Microseconds of CPU time that the process takes for a token, as `seconds`."""
+    return [1e6 * took / len(expected) for took in seconds(engine, 0, expected, repetitions, time.process_time)]
 
 
 def gaps(engine: Engine, ways: Ways, expected: Sequence[int], repetitions: int) -> list[float]:
-    """Microseconds of the GPU's clock between two steps, the mean of a stream, each time but the first; as `rates`."""
+    """Microseconds of the GPU's clock between two steps, the mean of a stream; as `seconds`."""
     found = []
     with Timestamps(engine.device, engine._states, len(expected)) as timestamps:
         step = timestamps.around(engine._step(Settings()))

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import product as combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -30,6 +30,8 @@ from tegrad.bench.dependencies import ALL_FORMS
 from tegrad.bench.gpu import opened, printed, spawned
 from tegrad.bench.products import POSITIONS, Bench
 from tegrad.llm.arch import Config
+from tegrad.llm.batch import Batch, Member
+from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import kernels_of
 from tegrad.llm.flash import Flash
 from tegrad.llm.formats import LANE_WEIGHTS, SEGMENT, BlockType
@@ -42,23 +44,20 @@ from tegrad.llm.gemm import (
     SmallMTile,
     StreamTile,
     Tile,
-    TilePicker,
     WgmmaTile,
     blocks_held,
     pick_tile,
 )
 from tegrad.llm.network import Add, Gate
+from tegrad.llm.packed import PackedModel
 from tegrad.llm.packing import packed_bytes
-from tegrad.llm.prefill import chunk_bytes
-from tegrad.llm.programs import Programs
+from tegrad.llm.prefill import Prefill, chunk_bytes
+from tegrad.llm.programs import Programs, compile_kernel
 from tegrad.llm.rows import COUNT_AT, Rows
 from tegrad.nv.compilers import CompileFailed
 from tegrad.nv.gpu import Gpu
 from tegrad.nv.program import LaunchError
-from tegrad.nv.replay import DEFAULT, Dependency, Launch
-
-if TYPE_CHECKING:
-    from tegrad.llm.batch import Batch, Member
+from tegrad.nv.replay import Dependency, Launch
 
 LEAST_LAUNCHES: Final = 12
 """Launches of the shorter recording, at least."""
@@ -82,20 +81,6 @@ class PrefillRow:
     us: float
     tflop_s: float
     gb_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Ways:
-    """How prompts and batches are run: by which tiles, and how launches follow each other."""
-
-    pick: TilePicker = pick_tile
-    dependency: Dependency = DEFAULT
-    overlap: bool = False
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """As a `Prefill` and a `Batch` take it."""
-        return {"pick": self.pick, "dependency": self.dependency, "overlap": self.overlap}
 
 
 def gemms(
@@ -126,9 +111,9 @@ def gemms(
 class PrefillBench(Bench):
     """Weights and activations on an opened device. Use it in a `with`."""
 
-    def __init__(self, device: Gpu, ways: Ways) -> None:
-        super().__init__(device, ways.dependency)
-        self._weights, self._programs, self._overlap = self.weights(), Programs(device), int(ways.overlap)
+    def __init__(self, device: Gpu, dependency: Dependency, overlap: bool) -> None:
+        super().__init__(device, dependency)
+        self._weights, self._programs, self._overlap = self.weights(), Programs(device), int(overlap)
         self._zeros: dict[str, Any] = {}
 
     def us(self, gemm: Gemm, tile: AnyTile, tokens: int) -> float:
@@ -145,25 +130,25 @@ class PrefillBench(Bench):
         size, flops = gemm.weight_bytes, gemm.flops * tokens
         return PrefillRow(model, role, tokens, shown(tile), launches, size, us, flops / us / 1e6, size / us / 1e3)
 
-    def attention(self, model: str, config: Config, tokens: int, depth: int, q8: bool = False) -> PrefillRow:
+    def attention(self, model: str, config: Config, tokens: int, depth: int) -> PrefillRow:
         """Measure attention of a chunk after `depth` positions; the layers' caches are not in the GPU's cache."""
         positions = depth + tokens
-        flash = Flash(config.heads, config.kv_heads, config.head_dim, positions, q8)
-        side = config.kv_heads * positions * config.head_dim * (1 if q8 else 2)
+        flash = Flash(config.heads, config.kv_heads, config.head_dim, positions, False)
+        side = 2 * config.kv_heads * positions * config.head_dim
         width = 2 * tokens * config.heads * config.head_dim
         chunk = self._zero(f"chunk {depth}", 0, chunk_bytes(start=depth, count=tokens))
 
-        def launch(first: int) -> Launch:
-            parts = [self._weights.offset(first + side * i, side) for i in range(4)]
+        def launch(at: int) -> Launch:
+            keys, values = (self._weights.offset(at + side * i, side) for i in range(2))
             return flash.launch(
-                self._programs, out=self._zero("y", width), q=self._zero("x", width), keys=parts[0], values=parts[1],
-                key_scales=parts[2], value_scales=parts[3], chunk=chunk, tokens=tokens, overlap=self._overlap,
+                self._programs, out=self._zero("y", width), q=self._zero("x", width), keys=keys, values=values,
+                key_scales=keys, value_scales=values, chunk=chunk, tokens=tokens, overlap=self._overlap,
             )  # fmt: skip
 
-        us = self.added_us(launch, 4 * side, LEAST_LAUNCHES, LEAST_LAUNCHES)
+        us = self.added_us(launch, 2 * side, LEAST_LAUNCHES, LEAST_LAUNCHES)
         pairs = tokens * depth + tokens * (tokens + 1) // 2
         flops = 4 * config.heads * config.head_dim * pairs
-        form = f"{flash.warps}w tile {flash.tile} at {depth}{' q8_0' if q8 else ''}"
+        form = f"{flash.warps}w tile {flash.tile} at {depth}"
         return PrefillRow(
             model, "attention", tokens, form, config.layers, 2 * side, us, flops / us / 1e6, 2 * side / us / 1e3
         )
@@ -282,7 +267,6 @@ def _resident(registers: int, warps: int, shared: int, arch: str) -> int:
 
 def _compile(gemm: Gemm, tile: AnyTile, tokens: int, arch: str) -> None:
     """Put a program into the cache on disk; what fails there fails again where it is loaded."""
-    from tegrad.llm.programs import compile_kernel
 
     def compiled(name: str, *, buffers: int, features: str = "", **how: Any) -> None:
         compile_kernel(name, arch + features, **how)
@@ -313,10 +297,6 @@ def prompt(path: Path, tokens: int = 512, repetitions: int = REPETITIONS, **how:
 
     `how` is what a `Prefill` takes beside the model and the cache.
     """
-    from tegrad.llm.cache import KvCache
-    from tegrad.llm.packed import PackedModel
-    from tegrad.llm.prefill import Prefill
-
     found = []
     with PackedModel.load(path, "NV") as model, KvCache(model.device, model.config, tokens) as cache:
         fed = np.random.default_rng(2).integers(0, model.config.vocab, tokens).tolist()
@@ -338,9 +318,6 @@ def together(
 
     `how` is what a `Batch` takes beside the model, its slots and positions.
     """
-    from tegrad.llm.batch import Batch
-    from tegrad.llm.packed import PackedModel
-
     found = []
     with (
         PackedModel.load(path, "NV") as model,
@@ -407,9 +384,9 @@ class Asked:
     file: Path | None = None
 
     @property
-    def ways(self) -> Ways:
-        """How they are run."""
-        return Ways(PICKS[self.pick], ALL_FORMS[self.dependency], self.overlap)
+    def given(self) -> dict[str, Any]:
+        """How they are run, as a `Prefill` and a `Batch` take it."""
+        return {"pick": PICKS[self.pick], "dependency": ALL_FORMS[self.dependency], "overlap": self.overlap}
 
 
 def measured(bench: PrefillBench, asked: Asked) -> Iterator[PrefillRow]:
@@ -423,7 +400,7 @@ def measured(bench: PrefillBench, asked: Asked) -> Iterator[PrefillRow]:
             if asked.sweep:
                 yield from sweep(bench, model, role, gemm, launches, tokens)[: asked.sweep]
             else:
-                yield bench.row(model, role, gemm, launches, asked.ways.pick(bench.device, gemm, tokens), tokens)
+                yield bench.row(model, role, gemm, launches, PICKS[asked.pick](bench.device, gemm, tokens), tokens)
         for depth in asked.depths:
             yield bench.attention(model, shape.config, max(asked.tokens), depth)
 
@@ -433,7 +410,7 @@ def show(asked: Asked) -> list[dict[str, Any]]:
     rows: list[PrefillRow] = []
     with opened() as device:
         if asked.models:
-            with PrefillBench(device, asked.ways) as bench:
+            with PrefillBench(device, ALL_FORMS[asked.dependency], asked.overlap) as bench:
                 rows = printed(measured(bench, asked), line)
         for tokens in () if asked.sweep else asked.tokens:
             for model in asked.models:
@@ -441,8 +418,8 @@ def show(asked: Asked) -> list[dict[str, Any]]:
                 print(f"{model:12} {tokens:5} tokens {us:9.1f} us in what is above, {tokens / us * 1e6:9.0f} tok/s")
         if path := asked.file:
             for what, speeds in (
-                ("prompt of 512", prompt(path, **asked.ways.given)),
-                *((f"batch of {count}", together(path, count, **asked.ways.given)) for count in (8, SMALL_M)),
+                ("prompt of 512", prompt(path, **asked.given)),
+                *((f"batch of {count}", together(path, count, **asked.given)) for count in (8, SMALL_M)),
             ):
                 print(f"{path.name} {what}: {np.median(speeds):.0f} tok/s, {min(speeds):.0f} to {max(speeds):.0f}")
     return [asdict(row) for row in rows]

@@ -41,6 +41,7 @@ from tegrad.llm.matvec import LaunchConfig, Product
 from tegrad.llm.packed import SPEC
 from tegrad.llm.packing import segments
 from tegrad.llm.plan import DecodePlan
+from tegrad.llm.programs import compile_kernel
 from tegrad.llm.sampling import Sampling, Settings
 from tegrad.llm.state import LOGITS_SPEC, States
 from tegrad.llm.workspace import Workspace
@@ -198,8 +199,6 @@ def candidates(product: Product, arch: str) -> list[LaunchConfig]:
 
 def _compile(product: Product, cut: LaunchConfig, arch: str) -> None:
     """Put a program into the cache on disk; what fails there fails again where it is loaded."""
-    from tegrad.llm.programs import compile_kernel
-
     try:
         compile_kernel("matvec", arch, dynamic_shared=product.shared_bytes(), **product.defines(cut))
     except CompileFailed:

@@ -25,9 +25,18 @@ from numpy.typing import NDArray
 from tegrad import models as shipped
 from tegrad.bench import models
 from tegrad.bench.record import RecordError, now, replace_rows, source_digest
+from tegrad.llm.cache import KvCache
+from tegrad.llm.engine import Engine as Decoder
 from tegrad.llm.errors import UnsupportedModelError
+from tegrad.llm.gguf import Gguf
+from tegrad.llm.model import Model
+from tegrad.llm.packed import PackedModel
+from tegrad.llm.persistent import PersistentPlan
+from tegrad.llm.plan import DecodePlan
+from tegrad.llm.prefill import Prefill
 from tegrad.llm.quality import Agreement, agreement
 from tegrad.llm.reference import Reference
+from tegrad.llm.session import Session
 from tegrad.llm.tokenizer import Tokenizer
 from tegrad.nv.kernel import emulated
 
@@ -93,9 +102,6 @@ class QualityRow:
 @contextmanager
 def graph(path: Path, device: str, positions: int) -> Iterator[Callable[[Sequence[int]], Scored]]:
     """tinygrad's own path: the model as its tensor operations."""
-    from tegrad.llm.model import Model
-    from tegrad.llm.session import Session
-
     session = Session(Model.load(path, device), positions)
     yield lambda tokens: (range(len(tokens)), session.feed_all(tokens))
 
@@ -103,9 +109,6 @@ def graph(path: Path, device: str, positions: int) -> Iterator[Callable[[Sequenc
 @contextmanager
 def prefill(path: Path, device: str, positions: int) -> Iterator[Callable[[Sequence[int]], Scored]]:
     """Our kernels for many tokens, in stretches of different lengths."""
-    from tegrad.llm.cache import KvCache
-    from tegrad.llm.packed import PackedModel
-    from tegrad.llm.prefill import Prefill
 
     def score(tokens: Sequence[int]) -> Scored:
         rows: list[Logits] = []
@@ -132,11 +135,6 @@ def decode(
     path: Path, device: str, positions: int, *, persistent: bool = False, q8: bool = False
 ) -> Iterator[Callable[[Sequence[int]], Scored]]:
     """Our kernels for one token, by the decode loop's engine: a step of many launches, or of one."""
-    from tegrad.llm.engine import Engine as Decoder
-    from tegrad.llm.gguf import Gguf
-    from tegrad.llm.persistent import PersistentPlan
-    from tegrad.llm.plan import DecodePlan
-
     plan: Any = PersistentPlan if persistent else DecodePlan
     with Gguf.open(path) as file, Decoder(file, positions, device=device, q8=q8, plan=plan) as engine:
         yield lambda tokens: (range(len(tokens)), np.stack([engine.feed([token]) for token in tokens]))
