@@ -185,7 +185,7 @@ def gaps(engine: Engine, ways: Ways, expected: Sequence[int], repetitions: int) 
                 came = list(loop.stream([FIRST_TOKEN], 0, engine.context, len(expected)))
                 loop.settle()
                 check_tokens(came, expected)
-                found.append(timestamps.times().gap)
+                found.append(timestamps.gap())
     return found[1:]
 
 

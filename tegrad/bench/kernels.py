@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from tegrad.bench import models, plans
-from tegrad.bench.plans import DryDevice, DryProgram, matrices
+from tegrad.bench.plans import DryDevice, DryProgram
 from tegrad.bench.record import now, versions
 from tegrad.hw.chips import Chip
 from tegrad.llm.formats import PLAIN, SET
@@ -187,11 +187,8 @@ def resident(chip: Chip, registers: int, shared: int, threads: int) -> int:
 
 def table(chip: Chip, launches: Sequence[Launch], model: PackedModel | None = None) -> list[KernelRow]:
     """A row for each kernel, grid and block among launches on a `DryDevice`, in the order of their first use."""
-    groups: dict[tuple[Any, ...], list[Launch]] = {}
-    for launch in launches:
-        groups.setdefault((launch.program.lib, launch.grid, launch.block), []).append(launch)
-    weights = {} if model is None else {matrix.buffer.va_addr: matrix for matrix in matrices(model)}
-    return [_row(chip, group, weights) for group in groups.values()]
+    weights = {} if model is None else plans.by_address(model)
+    return [_row(chip, group, weights) for group in plans.groups(launches)]
 
 
 def _row(chip: Chip, group: Sequence[Launch], weights: Mapping[int, PackedMatrix]) -> KernelRow:

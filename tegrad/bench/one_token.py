@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 
 from tegrad.bench.kernels import weight_bytes
 from tegrad.bench.persistent import StepTimes
-from tegrad.bench.plans import matrices
+from tegrad.bench.plans import by_address
 from tegrad.bench.steps import PLANNERS
 from tegrad.diag.flame import flame
 from tegrad.diag.profile import chip_of, foot, row_json
@@ -110,7 +110,7 @@ class _Token:
     def __init__(self, engine: Engine, depth: int, tokens: int) -> None:
         self.engine, self.depth, self.tokens = engine, depth, tokens
         self.device = cast(NVDevice, engine.device)
-        self.weights = {matrix.buffer.va_addr: matrix for matrix in matrices(engine.model)}
+        self.weights = by_address(engine.model)
 
     def begin(self) -> None:
         """The next step stands at the depth."""

@@ -161,6 +161,19 @@ def matrices(made: PackedModel) -> list[PackedMatrix]:
     return found if made.output is made.embedding else [*found, made.output]
 
 
+def by_address(made: PackedModel) -> dict[int, PackedMatrix]:
+    """Every matrix of a model by its address on the device."""
+    return {matrix.buffer.va_addr: matrix for matrix in matrices(made)}
+
+
+def groups(launches: Iterable[Launch]) -> list[list[Launch]]:
+    """Launches of the same program in the same grid, in the order of their first."""
+    found: dict[tuple[Any, ...], list[Launch]] = {}
+    for launch in launches:
+        found.setdefault((launch.program.name, launch.program.lib, launch.grid, launch.block), []).append(launch)
+    return list(found.values())
+
+
 Formats: TypeAlias = Callable[[Spec, int | None], BlockType]
 """The format of a matrix of a layer, or of none."""
 

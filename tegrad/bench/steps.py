@@ -16,7 +16,6 @@ after another one in the same recording, where only a dependency between two ker
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,7 +23,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any, Final, Self
 
 import numpy as np
@@ -92,86 +91,31 @@ def show_step(path: Path, depth: int, dependency: str, *, overlap: bool, q8: boo
 # ---- what each kernel adds; weights are whatever lies in new buffers of a model's exact sizes
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One kernel's launches in a step."""
-
-    name: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    launches: int
-    bytes: int
-    """Of weights, by all launches."""
-    us: float
-    """What the step takes longer for them."""
-
-    @property
-    def gb_s(self) -> float:
-        """Weights over time."""
-        return self.bytes / self.us / 1e3 if self.us > 0 else float("nan")
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A plan on a device: its stages, the time of the whole, and the bandwidth of a kernel that only reads."""
-
-    model: str
-    plan: str
-    us: float
-    bandwidth: float
-    """Bytes per second."""
-    stages: tuple[Stage, ...]
-
-    @property
-    def bytes(self) -> int:
-        """Of weights."""
-        return sum(stage.bytes for stage in self.stages)
-
-
-def measure_stages(device: Gpu, name: str, plan: str = "decode", dependency: Dependency = DEFAULT) -> Step:
-    """A plan of a model such as "1b-q6k" on an opened device."""
+def show_stages(name: str, plan: str) -> None:
+    """Print what each kernel of a plan of a model such as "1b-q6k" adds to it on this machine's GPU."""
     shape, _ = models.parse(name)
-    made = plans.model(shape.config, models.formats(name), device, shape.tied)
-    launches = PLANS[plan](made)
-    bandwidth = limits.read_bandwidth(device).rate
-    whole = gpu_us(device, launches, dependency)
-    twice = gpu_us(device, [*launches, *launches], dependency)
-    weights = {matrix.buffer.va_addr: matrix for matrix in plans.matrices(made)}
-    stages = []
-    for group in groups(launches):
-        chosen = {id(launch) for launch in group}
-        others = [launch for launch in launches if id(launch) not in chosen]
-        first = group[0]
-        size = sum(weight_bytes(launch, weights) for launch in group)
-        us = whole - gpu_us(device, others, dependency)
-        stages.append(Stage(first.program.name, first.grid, first.block, len(group), size, us))
-    return Step(name, plan, twice - whole, bandwidth, tuple(stages))
-
-
-def groups(launches: Sequence[Launch]) -> list[list[Launch]]:
-    """Launches of the same program in the same grid, in the order of their first."""
-    found: dict[tuple[Any, ...], list[Launch]] = {}
-    for launch in launches:
-        found.setdefault((launch.program.name, launch.program.lib, launch.grid, launch.block), []).append(launch)
-    return list(found.values())
-
-
-def stages_text(step: Step) -> str:
-    """The step as lines."""
-    share = step.bytes / step.us * 1e6 / step.bandwidth
-    lines = [
-        f"{step.plan} of {step.model}: {step.us:.1f} us for {step.bytes / 1e6:.1f} MB of weights, {share:.0%} of the "
-        f"{step.bandwidth / 1e9:.0f} GB/s that a kernel reads at",
-        f"{'kernel':>12} {'grid':>12} {'launches':>9} {'MB':>8} {'us':>8} {'each':>7} {'GB/s':>6} {'':>6}",
-    ]
-    for stage in step.stages:
-        speed, of = (f"{stage.gb_s:.0f}", f"{stage.gb_s * 1e9 / step.bandwidth:.0%}") if stage.bytes else ("", "")
-        grid = "x".join(map(str, stage.grid))
-        lines.append(
-            f"{stage.name:>12} {grid:>12} {stage.launches:9} {stage.bytes / 1e6:8.1f} {stage.us:8.1f} "
-            f"{stage.us / stage.launches:7.2f} {speed:>6} {of:>6}"
+    with opened() as device:
+        made = plans.model(shape.config, models.formats(name), device, shape.tied)
+        launches, weights = PLANS[plan](made), plans.by_address(made)
+        bandwidth = limits.read_bandwidth(device).rate
+        whole, twice = (gpu_us(device, launches * count, DEFAULT) for count in (1, 2))
+        us, size = twice - whole, sum(weight_bytes(launch, weights) for launch in launches)
+        print(
+            f"{plan} of {name}: {us:.1f} us for {size / 1e6:.1f} MB of weights, {size / us * 1e6 / bandwidth:.0%} of "
+            f"the {bandwidth / 1e9:.0f} GB/s that a kernel reads at"
         )
-    return "\n".join(lines)
+        print(f"{'kernel':>12} {'grid':>12} {'launches':>9} {'MB':>8} {'us':>8} {'each':>7} {'GB/s':>6} {'':>6}")
+        for group in plans.groups(launches):
+            chosen = set(map(id, group))
+            us = whole - gpu_us(device, [launch for launch in launches if id(launch) not in chosen], DEFAULT)
+            size = sum(weight_bytes(launch, weights) for launch in group)
+            rate = size / us * 1e6 if us > 0 else float("nan")
+            speed, of = (f"{rate / 1e9:.0f}", f"{rate / bandwidth:.0%}") if size else ("", "")
+            grid = "x".join(map(str, group[0].grid))
+            print(
+                f"{group[0].program.name:>12} {grid:>12} {len(group):9} {size / 1e6:8.1f} {us:8.1f} "
+                f"{us / len(group):7.2f} {speed:>6} {of:>6}"
+            )
 
 
 # ---- when steps begin and end
@@ -185,14 +129,6 @@ extern "C" __global__ void timestamp(unsigned long long *to, const volatile unsi
 }
 """
 """A step before which n tokens were written stores at 2n, and after it, where there is one more, at 2n + 1."""
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Means in microseconds: of a step, and of what lies between one and the next."""
-
-    step: float
-    gap: float
 
 
 class Timestamps:
@@ -221,10 +157,10 @@ class Timestamps:
         view = self._memory.cpu_view()
         return np.frombuffer(bytes(view[0 : 16 * self._steps]), np.int64).reshape(-1, 2)
 
-    def times(self) -> Times:
-        """The means over all steps, of which there are at least two."""
+    def gap(self) -> float:
+        """Mean microseconds between the end of a step and the begin of the next, of at least two."""
         begins, ends = self.clock().T
-        return Times(mean((ends - begins).tolist()) / 1e3, mean((begins[1:] - ends[:-1]).tolist()) / 1e3)
+        return mean((begins[1:] - ends[:-1]).tolist()) / 1e3
 
 
 # ---- the loop
@@ -252,92 +188,68 @@ class LoopRow:
     launches: int
 
 
-class LoopBench:
-    """An engine with a greedy step, and what is measured of its loop."""
-
-    def __init__(
-        self, path: Path, context: int, dependency: Dependency = DEFAULT, overlapped: Dependency | None = None,
-        plan: Planner = DecodePlan,
-    ) -> None:  # fmt: skip
-        if overlapped is not None:
-            plan = partial(DecodePlan, overlap=True)
-        with Gguf.open(path) as file:
-            self.engine = Engine(file, context, device="NV", dependency=dependency, overlapped=overlapped, plan=plan)
-        self.dependency = dependency
-        self.loop: Loop = self.engine._loop(Settings())
-
-    def close(self) -> None:
-        """Free the engine."""
-        self.engine.close()
-
-    @property
-    def step(self) -> tuple[Launch, ...]:
-        """The launches of one step."""
-        return self.loop.step
-
-    def stream(self, depth: int, tokens: int) -> tuple[float, float]:
-        """Seconds of the clock and of the CPU for so many tokens after `depth` positions."""
-        stream = self.loop.stream([1], depth, self.engine.context, tokens + 1)
-        next(stream)
-        clock, cpu = time.perf_counter(), time.thread_time()
-        for _ in stream:
-            pass
-        return time.perf_counter() - clock, time.thread_time() - cpu
-
-    def submit(self, runs: int = 64) -> float:
-        """Seconds that the host takes to submit a step to an idle GPU, waits not included; median."""
-        recording, samples = self.loop.recording, []
-        for _ in range(runs):
-            begun = time.perf_counter()
-            number = recording.run()
-            samples.append(time.perf_counter() - begun)
-            recording.wait(number)
-        return statistics.median(samples)
-
-    def gap(self, depth: int) -> float:
-        """Microseconds that a step takes more as a run of its own than in a recording of JOINED_STEPS.
-
-        Not where launches begin early: then the steps of one recording would too.
-        """
-        with self.engine.device.record(self.step * JOINED_STEPS, self.dependency) as joined:
-            together = self._gpu_us(depth, joined, 1)
-        return (self._gpu_us(depth, self.loop.recording, JOINED_STEPS) - together) / JOINED_STEPS
-
-    def _gpu_us(self, depth: int, recording: Recording, runs: int) -> float:
-        self.loop.settle()
-        self.engine._states.begin(0, [1], depth, self.engine.context)
-        recording.wait(recording.run())
-        self.engine._states.begin(0, [1], depth, self.engine.context)
-        return self.engine.device.timed(lambda: [recording.run() for _ in range(runs)])
-
-
 def measure_loop(
     path: Path, depth: int, dependency: str, *, plan: str = "many", overlapped: str | None = None, tokens: int = TOKENS,
     repetitions: int = REPETITIONS,
 ) -> LoopRow:  # fmt: skip
     """Everything about one model at one depth; with `overlapped`, this form where launches wait by themselves."""
-    context = depth + max(tokens + 2, JOINED_STEPS + 1)
-    bench = LoopBench(
-        path, context, ALL_FORMS[dependency], None if overlapped is None else ALL_FORMS[overlapped], PLANNERS[plan]
-    )
-    try:
-        bench.stream(depth, tokens)
-        times = [bench.stream(depth, tokens) for _ in range(repetitions)]
-        gap = None if overlapped else statistics.median(bench.gap(depth) for _ in range(repetitions))
-        submit = bench.submit()
+    context, form = depth + max(tokens + 2, JOINED_STEPS + 1), ALL_FORMS[dependency]
+    how: dict[str, Any] = {"plan": PLANNERS[plan]}
+    if overlapped is not None:
+        how = {"plan": partial(DecodePlan, overlap=True), "overlapped": ALL_FORMS[overlapped]}
+    with Gguf.open(path) as file, Engine(file, context, device="NV", dependency=form, **how) as engine:
+        loop: Loop = engine._loop(Settings())
+        _stream(engine, loop, depth, tokens)
+        times = [_stream(engine, loop, depth, tokens) for _ in range(repetitions)]
+        # Where launches begin early, the steps of one recording would too.
+        gap = None if overlapped else median(_gap(engine, loop, form, depth) for _ in range(repetitions))
         return LoopRow(
             path.stem,
             depth,
             plan,
             overlapped or dependency,
-            tokens / statistics.median(clock for clock, _ in times),
-            1e6 * statistics.median(cpu for _, cpu in times) / tokens,
-            1e6 * submit,
+            tokens / median(clock for clock, _ in times),
+            1e6 * median(cpu for _, cpu in times) / tokens,
+            1e6 * _submit(loop),
             gap,
-            len(bench.step),
+            len(loop.step),
         )
-    finally:
-        bench.close()
+
+
+def _stream(engine: Engine, loop: Loop, depth: int, tokens: int) -> tuple[float, float]:
+    """Seconds of the clock and of the CPU for so many tokens after `depth` positions."""
+    stream = loop.stream([1], depth, engine.context, tokens + 1)
+    next(stream)
+    clock, cpu = time.perf_counter(), time.thread_time()
+    for _ in stream:
+        pass
+    return time.perf_counter() - clock, time.thread_time() - cpu
+
+
+def _submit(loop: Loop, runs: int = 64) -> float:
+    """Seconds that the host takes to submit a step to an idle GPU, waits not included; median."""
+    samples = []
+    for _ in range(runs):
+        begun = time.perf_counter()
+        number = loop.recording.run()
+        samples.append(time.perf_counter() - begun)
+        loop.recording.wait(number)
+    return median(samples)
+
+
+def _gap(engine: Engine, loop: Loop, form: Dependency, depth: int) -> float:
+    """Microseconds that a step takes more as a run of its own than in a recording of JOINED_STEPS."""
+
+    def us(recording: Recording, runs: int) -> float:
+        loop.settle()
+        engine._states.begin(0, [1], depth, engine.context)
+        recording.wait(recording.run())
+        engine._states.begin(0, [1], depth, engine.context)
+        return engine.device.timed(lambda: [recording.run() for _ in range(runs)])
+
+    with engine.device.record(loop.step * JOINED_STEPS, form) as joined:
+        together = us(joined, 1)
+    return (us(loop.recording, JOINED_STEPS) - together) / JOINED_STEPS
 
 
 def loop_line(row: LoopRow) -> str:

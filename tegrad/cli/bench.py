@@ -374,12 +374,10 @@ def kernels(
     from tegrad.hw.chips import CHIPS
 
     if not static:
-        from tegrad.bench import steps
-        from tegrad.bench.gpu import opened
+        from tegrad.bench.steps import show_stages
 
         _known("plan", [plan], PLANS)
-        with opened() as device:
-            typer.echo(steps.stages_text(steps.measure_stages(device, model, plan)))
+        show_stages(model, plan)
         return
     tables = {}
     for chip in table.CHIPS_SHOWN:
