@@ -83,14 +83,10 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a launch stands in a recording, for the functions of a `Dependency`.
-
-    `index` of `count`; `scratch` is the GPU address of 16 bytes of the recording, 16-byte aligned, for a semaphore.
-    """
+    """Where a launch stands in a recording, for the functions of a `Dependency`: `index` of `count`."""
 
     index: int
     count: int
-    scratch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +121,14 @@ class Dependency:
 
     `dependent` names action and prefetch with which each QMD starts the next one; None sends a PCAS for each launch.
     `start` are the words in front of the first launch, `between` gives the words in front of each later one that is
-    sent by PCAS, `fields` what to set in each QMD (names as `QMD.write` takes them), `action` is the PCAS action. `end`
-    are words behind the last launch, in front of what tells that the run is over.
+    sent by PCAS, `fields` what to set in each QMD (names as `QMD.write` takes them). `end` are words behind the last
+    launch, in front of what tells that the run is over.
     """
 
     dependent: Mapping[str, int] | None = None
     start: tuple[int, ...] = ()
     between: Callable[[Place], Sequence[int]] = _no_words
     fields: Callable[[Place], Mapping[str, int]] = _nothing
-    action: int = PREFETCH_SCHEDULE
     end: tuple[int, ...] = ()
 
 
@@ -256,11 +251,10 @@ class _Slot:
 
 @dataclass(slots=True)
 class _Layout:
-    """Where the parts of a recording lie in its buffer: bank and QMD of each launch, scratch, commands."""
+    """Where the parts of a recording lie in its buffer: bank and QMD of each launch, commands."""
 
     banks: list[int] = field(default_factory=list)
     qmds: list[int] = field(default_factory=list)
-    scratch: int = 0
     size: int = 0
 
 
@@ -542,7 +536,7 @@ def _lay_out(launches: Sequence[Launch]) -> _Layout:
         at += round_up(launch.program.constbufs[0][1], QMD_ALIGN)
         layout.qmds.append(at)
         at += QMD_STRIDE
-    layout.scratch, layout.size = at, at + QMD_ALIGN
+    layout.size = at
     return layout
 
 
@@ -558,7 +552,7 @@ def _describe(
         buffer = HCQBuffer(va + bank, room, owner=device, view=MMIOInterface(address + bank, room))
         NVComputeQueue().bind_args_state(program.fill_kernargs(launch.buffers, launch.values, buffer))
         bank0.DIMS.pack_into(image, bank + bank0.BLOCK_DIM, *launch.block, *launch.grid)
-        place = Place(index, len(launches), va + layout.scratch)
+        place = Place(index, len(launches))
         qmd = _qmd(device, launch, memoryview(image)[at : at + program.qmd.mv.nbytes], va + bank)
         if dependency.dependent is not None and index + 1 < len(launches):
             given = {f"dependent_qmd0_{name}": value for name, value in dependency.dependent.items()}
@@ -576,9 +570,9 @@ def _commands(dependency: Dependency, layout: _Layout, va: int) -> list[int]:
     """The words that launch the QMDs of the buffer at `va`; how many does not depend on `va`."""
     words = list(dependency.start)
     for index, at in enumerate(layout.qmds if dependency.dependent is None else layout.qmds[:1]):
-        words += dependency.between(Place(index, len(layout.qmds), va + layout.scratch)) if index else ()
+        words += dependency.between(Place(index, len(layout.qmds))) if index else ()
         words += [method_header(MethodOp.INC, Subchannel.COMPUTE, ComputeMethod.SEND_PCAS_A, 1), (va + at) >> 8]
-        words.append(immediate(ComputeMethod.SEND_SIGNALING_PCAS2_B, dependency.action))
+        words.append(immediate(ComputeMethod.SEND_SIGNALING_PCAS2_B, PREFETCH_SCHEDULE))
     return [*words, *dependency.end]
 
 

@@ -206,6 +206,6 @@ def test_launches_that_sample_do_not_begin_early(model: PackedModel, monkeypatch
         decoded(batch, batch.join([5, 6], 3, Settings(0.5, top_p=0.5)))
     launches, form = forms[-1]
     fields = [
-        form.fields(Place(at, len(launches), 0)).get("pre_exit_at_last_cta_launch", 0) for at in range(len(launches))
+        form.fields(Place(at, len(launches))).get("pre_exit_at_last_cta_launch", 0) for at in range(len(launches))
     ]
     assert fields == [1] * (len(launches) - 6) + [0] * 6

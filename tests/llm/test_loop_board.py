@@ -123,8 +123,8 @@ def test_each_of_several_steps_in_a_run_is_ordered_as_if_alone() -> None:
     form = repeated(up_to(DEPENDENCIES["chain-lean"], 2), 3)
     alone = up_to(DEPENDENCIES["chain-lean"], 2)
     for index in range(9):
-        assert form.fields(Place(index, 9, 0)) == alone.fields(Place(index % 3, 3, 0))
-    assert [form.fields(Place(index, 9, 0))["cwd_membar_type"] for index in (1, 2, 4, 5, 8)] == [3, 1, 3, 1, 1]
+        assert form.fields(Place(index, 9)) == alone.fields(Place(index % 3, 3))
+    assert [form.fields(Place(index, 9))["cwd_membar_type"] for index in (1, 2, 4, 5, 8)] == [3, 1, 3, 1, 1]
 
 
 def test_a_prompt_longer_than_the_ring_is_fed_in_parts(loop: Loop) -> None:

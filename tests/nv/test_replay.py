@@ -240,7 +240,7 @@ def test_every_launch_reads_memory_anew_and_a_run_ends_after_a_membar_of_the_sys
             assert qmd.read("invalidate_shader_data_cache") == 1
             assert qmd.read("cwd_membar_type") in (SYSMEMBAR, GPU_MEMBAR)
         words = memoryview(image[layout.size :]).cast("I").tolist()
-        sent = immediate(ComputeMethod.SEND_SIGNALING_PCAS2_B, DEPENDENCIES[name].action)
+        sent = immediate(ComputeMethod.SEND_SIGNALING_PCAS2_B, 9)
         assert words.index(TIMELINE_RELEASE) > max(at for at, word in enumerate(words) if word == sent)
         assert HOST["SEM_EXECUTE"].decode(TIMELINE_RELEASE)["RELEASE_WFI"] == 1
 
@@ -248,9 +248,9 @@ def test_every_launch_reads_memory_anew_and_a_run_ends_after_a_membar_of_the_sys
 # ---- dependencies, as what they put into QMDs and commands
 
 
-def places(count: int, scratch: int = 0) -> list[Place]:
+def places(count: int) -> list[Place]:
     """All places of a recording."""
-    return [Place(index, count, scratch) for index in range(count)]
+    return [Place(index, count) for index in range(count)]
 
 
 def test_a_semaphores_words_have_the_halves_of_address_and_value_in_the_hosts_order() -> None:
@@ -282,7 +282,7 @@ def test_only_the_last_of_lean_launches_is_seen_outside_of_the_gpu_and_of_within
 
 
 def test_launches_of_a_chain_are_started_by_those_before_and_others_are_sent_in_turn() -> None:
-    layout = _Layout(banks=[0, 0x700, 0xE00], qmds=[0x100, 0x800, 0xF00], scratch=0x1500, size=0x1600)
+    layout = _Layout(banks=[0, 0x700, 0xE00], qmds=[0x100, 0x800, 0xF00], size=0x1500)
     va = 0x12_3400_0000
     send = method_header(MethodOp.INC, Subchannel.COMPUTE, ComputeMethod.SEND_PCAS_A, 1)
     action = method_header(MethodOp.IMMEDIATE, Subchannel.COMPUTE, ComputeMethod.SEND_SIGNALING_PCAS2_B, 9)
@@ -304,11 +304,9 @@ def test_launches_of_a_chain_are_started_by_those_before_and_others_are_sent_in_
         asked.append(place)
         return [3]
 
-    form = Dependency(start=(1, 2), between=between, action=5)
-    other = method_header(MethodOp.IMMEDIATE, Subchannel.COMPUTE, ComputeMethod.SEND_SIGNALING_PCAS2_B, 5)
-    firsts = [[*words[:2], other] for words in sent]
-    assert _commands(form, layout, va) == [1, 2, *firsts[0], 3, *firsts[1], 3, *firsts[2]]
-    assert asked == places(3, va + layout.scratch)[1:]
+    form = Dependency(start=(1, 2), between=between)
+    assert _commands(form, layout, va) == [1, 2, *sent[0], 3, *sent[1], 3, *sent[2]]
+    assert asked == places(3)[1:]
 
 
 def test_each_latched_launch_arrives_at_its_own_latch_and_waits_on_the_one_before() -> None:
