@@ -427,9 +427,9 @@ class Queue:
         found = self.logs(r"sked exception: esr 0x([0-9a-f]+)", 13)
         self.rig.check(int(found[1], 16) >> bit & 1, f"SKED bit {int(bit)}", f"esr 0x{found[1]}")
 
-    def interrupted(self, name: str, code: int = 32) -> None:
+    def interrupted(self, name: str) -> None:
         """The rule: what was collected raises this PBDMA interrupt."""
-        self.logs(rf"PBDMA intr {name} Error", code)
+        self.logs(rf"PBDMA intr {name} Error", 32)
 
     def hangs(self, name: str, ring: Callable[[], object] | None = None) -> None:
         """The rule: what was collected (or what `ring` does) raises this PBDMA interrupt, and the driver only logs it.

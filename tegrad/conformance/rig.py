@@ -272,9 +272,9 @@ class Rig:
             return Raw(0, error.errno or 0, bytes(arg.bytes))
         return Raw(value, 0, bytes(arg.bytes))
 
-    def raw_refuses(self, number: int, fd: int, kind: FdKind, request: int, data: bytes = b"") -> None:
+    def raw_refuses(self, number: int, fd: int, kind: FdKind, request: int) -> None:
         """The rule: this request code is refused with this errno."""
-        done = self.raw(fd, kind, request, data)
+        done = self.raw(fd, kind, request)
         if done.errno != number:
             raise Differs(f"{request:#010x} on a {kind} fd: {code(number)}", code(done.errno))
 
@@ -324,12 +324,9 @@ class Rig:
         self.at_end(made.close)
         return made
 
-    def refuses_mmap(
-        self, number: int, fd: int, size: int, prot: int = RW, flags: int = MAP_SHARED, *, offset: int = 0
-    ) -> None:
+    def refuses_mmap(self, number: int, fd: int, size: int, *, offset: int = 0) -> None:
         """The rule: this mmap fails with this errno."""
-        what = f"mmap of {size:#x} bytes at {offset:#x}"
-        self.fails(number, what, lambda: self.mmap(fd, size, prot, flags, offset=offset))
+        self.fails(number, f"mmap of {size:#x} bytes at {offset:#x}", lambda: self.mmap(fd, size, offset=offset))
 
     def doorbell(self, fd: int | None = None, size: int = USERMODE_SIZE) -> Doorbell:
         """Map the usermode registers of a ctrl fd (the rig's own by default)."""
@@ -395,9 +392,9 @@ class Rig:
             self.alloc(handle, flags=flags)
         return Buffer(handle, self.get_fd(handle), size)
 
-    def mapped(self, buffer: Buffer, prot: int = RW) -> Mapped:
+    def mapped(self, buffer: Buffer) -> Mapped:
         """A whole buffer, mapped into this process."""
-        return self.mmap(buffer.fd, buffer.size, prot)
+        return self.mmap(buffer.fd, buffer.size)
 
     def characteristics(self, ctrl: int | None = None) -> GpuCharacteristics:
         """What GET_CHARACTERISTICS says of the GPU, through the rig's own ctrl fd or another."""
@@ -432,9 +429,9 @@ class Rig:
         """A TSG fd."""
         return int(self.call(self.ctrl, "GPU_OPEN_TSG").tsg_fd)
 
-    def open_channel(self, runlist: int = -1) -> int:
+    def open_channel(self) -> int:
         """A channel fd, bound to nothing."""
-        return int(self.call(self.ctrl, "GPU_OPEN_CHANNEL", {"in_.runlist_id": runlist}).channel_fd)
+        return int(self.call(self.ctrl, "GPU_OPEN_CHANNEL", {"in_.runlist_id": -1}).channel_fd)
 
     def bind(self, vm: int, tsg: int, channel: int, *, veid: int = 0) -> None:
         """Bind a channel to an address space and to a TSG, in that order."""
@@ -506,14 +503,6 @@ class Rig:
             with contextlib.suppress(OSError):
                 os.close(fd)
         return Rig(self.kernel, patience=self.patience, hazardous=self._hazardous)
-
-    def fork_keeping(self, function: ChildFunction) -> Child:
-        """The same, but the child inherits this rig's fds, as after any fork."""
-        fds, self._fds = self._fds, []
-        try:
-            return self.child(function)
-        finally:
-            self._fds = fds
 
 
 def code(number: int) -> str:

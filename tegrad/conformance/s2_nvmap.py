@@ -30,9 +30,9 @@ def alloc_fields(handle: int, **fields: int) -> dict[str, int]:
     return usual | fields
 
 
-def parameters(rig: Rig, handle: int, nvmap: int | None = None) -> s.HandleParameters:
+def parameters(rig: Rig, handle: int) -> s.HandleParameters:
     """What PARAMETERS says of a handle."""
-    found = rig.call(rig.nvmap if nvmap is None else nvmap, "NVMAP_PARAMETERS", handle=handle)
+    found = rig.call(rig.nvmap, "NVMAP_PARAMETERS", handle=handle)
     assert isinstance(found, s.HandleParameters)
     return found
 
@@ -581,11 +581,11 @@ def strides(rig: Rig) -> None:
 # ---- 2.8 cache maintenance -----------------------------------------------------------------------------------------
 
 
-def cache_fields(rig: Rig, size: int = 2 * PAGE) -> tuple[dict[str, int], Mapped]:
+def cache_fields(rig: Rig) -> tuple[dict[str, int], Mapped]:
     """The fields of a CACHE of a whole mapped buffer, and the mapping."""
-    buffer = rig.buffer(size)
+    buffer = rig.buffer(2 * PAGE)
     memory = rig.mapped(buffer)
-    return {"addr": memory.address, "handle": buffer.handle, "len": size, "op": k.NVMAP_CACHE_OP_WB}, memory
+    return {"addr": memory.address, "handle": buffer.handle, "len": buffer.size, "op": k.NVMAP_CACHE_OP_WB}, memory
 
 
 CACHE = ("NVMAP_CACHE", "NVMAP_CACHE_64")

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tegrad.conformance.calls import NO_FD, Calls, bound, ctrl, ready
-from tegrad.conformance.rig import PAGE, RW, VA_END, VA_START, Rig, RigChannel
+from tegrad.conformance.rig import PAGE, VA_END, VA_START, Rig, RigChannel
 from tegrad.conformance.rule import rule, rules
 from tegrad.hw.gpfifo import USERMODE_SIZE
 from tegrad.uapi import constants as k
@@ -916,7 +916,7 @@ def mapping_smaller(rig: Rig) -> None:
 
 @rule("3.9", "mmap of the ctrl fd: an offset is EINVAL")
 def mapping_offset(rig: Rig) -> None:
-    rig.refuses_mmap(errno.EINVAL, rig.ctrl, PAGE, RW, offset=PAGE)
+    rig.refuses_mmap(errno.EINVAL, rig.ctrl, PAGE, offset=PAGE)
 
 
 @rule("3.9", "mmap of the ctrl fd: EBUSY is checked before length and offset")

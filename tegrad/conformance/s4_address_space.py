@@ -40,9 +40,9 @@ def fixed(rig: Rig, vm: int, fd: int, va: int, **fields: int) -> int:
     return maps(rig, vm, fd, **{"flags": FIXED, "offset": va} | fields)
 
 
-def reserves(rig: Rig, vm: int, size: int, at: int | None = None, *, flags: int = 0) -> int:
+def reserves(rig: Rig, vm: int, size: int, at: int | None = None) -> int:
     """The rule: this ALLOC_SPACE succeeds. Its address."""
-    return rig.succeeds(f"ALLOC_SPACE of {size:#x} bytes", lambda: rig.reserve(vm, size, at, flags=flags))
+    return rig.succeeds(f"ALLOC_SPACE of {size:#x} bytes", lambda: rig.reserve(vm, size, at))
 
 
 def with_area(rig: Rig) -> int:

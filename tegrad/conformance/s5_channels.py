@@ -35,10 +35,10 @@ def on_address_space(rig: Rig, vm: int | None = None) -> int:
     return fd
 
 
-def with_object(rig: Rig, class_num: int = COMPUTE) -> RigChannel:
+def with_object(rig: Rig) -> RigChannel:
     """A bound channel with an object."""
     made = rig.bound_channel()
-    rig.call(made.fd, "CHANNEL_ALLOC_OBJ_CTX", class_num=class_num)
+    rig.call(made.fd, "CHANNEL_ALLOC_OBJ_CTX", class_num=COMPUTE)
     return made
 
 

@@ -245,11 +245,11 @@ def release_without_wfi(rig: Rig) -> None:
     rig.check(seen, "the release comes while the grid runs", "it did not")
 
 
-def released(rig: Rig, execute: int, payload: int = 0x11_0000_0005) -> bytes:
-    """What a release stores over 16 bytes of ones."""
+def released(rig: Rig, execute: int) -> bytes:
+    """What a release of 0x11_0000_0005 stores over 16 bytes of ones."""
     queue, out = host(rig)
     out.cpu.write(b"\xff" * 16)
-    queue.release(out.va, payload, execute).done()
+    queue.release(out.va, 0x11_0000_0005, execute).done()
     return out.cpu.read(0, 16)
 
 
@@ -748,12 +748,12 @@ def fill(rig: Rig) -> None:
     rig.equal("five words", struct.pack("<5I", *[0x01020304] * 5) + bytes(4), dst.cpu.read(0, 24))
 
 
-def copy_semaphore(rig: Rig, launch: int, *, before: int = OLD, payload: int = 0x7_0000_0005) -> bytes:
-    """What the copy engine's semaphore stores over 16 bytes."""
+def copy_semaphore(rig: Rig, launch: int, *, before: int = OLD) -> bytes:
+    """What the copy engine's semaphore of 0x7_0000_0005 stores over 16 bytes."""
     _, queue, out = compute(rig)
     out.cpu.write(struct.pack("<QQ", before, OLD))
-    queue.method(Subchannel.COPY, CopyMethod.SET_SEMAPHORE_A, out.va >> 32, out.va & M32, payload & M32)
-    queue.method(Subchannel.COPY, CopyMethod.SET_SEMAPHORE_PAYLOAD_UPPER, payload >> 32)
+    queue.method(Subchannel.COPY, CopyMethod.SET_SEMAPHORE_A, out.va >> 32, out.va & M32, 5)
+    queue.method(Subchannel.COPY, CopyMethod.SET_SEMAPHORE_PAYLOAD_UPPER, 7)
     queue.method(Subchannel.COPY, CopyMethod.LAUNCH_DMA, launch | FLUSH).done()
     rig.wait(lambda: out.u64() != before)
     return out.cpu.read(0, 16)

@@ -42,10 +42,10 @@ class Client:
         """The rule: the page comes to hold a value."""
         becomes(self.rig, "the word in memory", value, lambda: self.page.u32(offset))
 
-    def stays(self, value: int, offset: int = 0) -> None:
-        """The rule: the page holds a value, and still does a while later."""
+    def stays(self, value: int) -> None:
+        """The rule: the page begins with a value, and still does a while later."""
         time.sleep(SETTLE_S)
-        self.rig.equal("memory", value, self.page.u32(offset))
+        self.rig.equal("memory", value, self.page.u32())
 
 
 # ---- 6.1 GPFIFO entries ----------------------------------------------------------------------------------------------

@@ -152,9 +152,9 @@ class Gpu:
         if invalidate:
             self.l2.invalidate()
 
-    def syncpoint(self, syncpt: int, vm: int, va: int, size: int = SHIM_BYTES) -> None:
-        """Make semaphore releases to the shim [va, va + size) increment a syncpoint."""
-        pages = range(va >> PAGE_SHIFT, (va + size - 1 >> PAGE_SHIFT) + 1)
+    def syncpoint(self, syncpt: int, vm: int, va: int) -> None:
+        """Make semaphore releases to the shim at `va` increment a syncpoint."""
+        pages = range(va >> PAGE_SHIFT, va + SHIM_BYTES >> PAGE_SHIFT)
         self._vms[vm].syncpoints |= dict.fromkeys(pages, syncpt)
 
     def syncpoint_free(self, syncpt: int) -> None:

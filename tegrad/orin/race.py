@@ -27,15 +27,16 @@ import threading
 from tegrad.errors import SettingError
 
 VARIABLE = "TEGRAD_RACE"
+DELAY_S = 0.003
+"""The longest time for which the GPU puts something off."""
 
 
 class Race:
     """Seeded choices. Two runs with one seed choose alike where their threads come to choose in the same order."""
 
-    def __init__(self, seed: int, delay: float = 0.003) -> None:
+    def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._lock = threading.Lock()
-        self._delay = delay
 
     @classmethod
     def from_environment(cls) -> Race | None:
@@ -52,14 +53,17 @@ class Race:
         with self._lock:
             return self._random.random()
 
+    def _pause(self) -> float:
+        """Seconds, up to DELAY_S; 0 half of the time."""
+        return max(0.0, self._draw() - 0.5) * 2 * DELAY_S
+
     def fetch_delay(self) -> float:
         """Seconds from a doorbell to the fetch of GP_PUT; often 0."""
-        draw = self._draw()
-        return 0.0 if draw < 0.5 else (draw - 0.5) * 2 * self._delay
+        return self._pause()
 
     def launch_delay(self) -> float:
         """Seconds from the launch method to the start of the grid."""
-        return self._draw() * self._delay
+        return self._draw() * DELAY_S
 
     def pick(self, count: int) -> int:
         """Which of `count` launches that wait side by side goes first."""
@@ -78,8 +82,7 @@ class Race:
 
         On an Orin 2 of 200 such signals were lost where the QMD was filled again after the first.
         """
-        draw = self._draw()
-        return 0.0 if draw < 0.5 else (draw - 0.5) * 2 * self._delay
+        return self._pause()
 
     def forgets(self) -> bool:
         """Whether a cache that may keep what it fetched happens to fetch it anew."""

@@ -204,12 +204,6 @@ class GpuSmDebugMode(Structure):
     _fields_ = members("s32 channel_fd; u32 enable; u64 sms")
 
 
-class Warpstate(Structure):
-    """struct warpstate (nvgpu-ctrl.h), 48 bytes."""
-
-    _fields_ = members("u64 valid_warps[2], trapped_warps[2], paused_warps[2]")
-
-
 class GpuWaitPause(Structure):
     """struct nvgpu_gpu_wait_pause_args (nvgpu-ctrl.h), 8 bytes."""
 
@@ -675,12 +669,6 @@ class Wait(Structure):
         _fields_ = members("Notifier notifier; Semaphore semaphore", Notifier, Semaphore)
 
     _fields_ = members("u32 type, timeout; Condition condition", Condition)
-
-
-class Gpfifo(Structure):
-    """struct nvgpu_gpfifo (nvgpu.h), 8 bytes."""
-
-    _fields_ = members("u32 entry0, entry1")
 
 
 class Fence(Structure):

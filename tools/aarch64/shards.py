@@ -64,9 +64,9 @@ class Shard:
         return (ORDER.index(folder) if folder in ORDER else len(ORDER), SECONDS.get(self.file, 0.0), self.file)
 
 
-def all_shards(project: Path = PROJECT) -> list[Shard]:
+def all_shards() -> list[Shard]:
     """Every file of tests, in order."""
-    files = (path.relative_to(project).as_posix() for path in (project / "tests").rglob("test_*.py"))
+    files = (path.relative_to(PROJECT).as_posix() for path in (PROJECT / "tests").rglob("test_*.py"))
     return sorted((Shard(file) for file in files), key=Shard.turn)
 
 

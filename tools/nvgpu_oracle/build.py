@@ -20,17 +20,17 @@ ABSENT = "drivers/gpu/nvgpu/os/posix/mock-registers.c"
 PROFILE = ("NVGPU_FORCE_SAFETY_PROFILE=0", "NV_BUILD_CONFIGURATION_IS_SAFETY=0")
 
 
-def commit(clone: Path, branch: str = BRANCH) -> str:
-    """The commit that a branch of the clone is at."""
-    done = subprocess.run(["git", "-C", clone, "rev-parse", branch], capture_output=True, text=True, check=True)
+def commit(clone: Path) -> str:
+    """The commit that the clone's branch is at."""
+    done = subprocess.run(["git", "-C", clone, "rev-parse", BRANCH], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
-def _unpack(clone: Path, branch: str, tree: Path) -> None:
+def _unpack(clone: Path, tree: Path) -> None:
     tree.mkdir(parents=True)
     exclude = f":(exclude){ABSENT}"
     archive = subprocess.Popen(
-        ["git", "-C", clone, "archive", branch, "--", ".", exclude], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ["git", "-C", clone, "archive", BRANCH, "--", ".", exclude], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     subprocess.run(["tar", "x", "-C", tree], stdin=archive.stdout, check=True)
     archive.wait()  # it complains of the absent file, excluded or not
@@ -43,13 +43,13 @@ def _unpack(clone: Path, branch: str, tree: Path) -> None:
     header.write_text(text.replace("#if defined(__KERNEL__)", "#if 1"))
 
 
-def library(clone: Path, out: Path, branch: str = BRANCH) -> Path:
+def library(clone: Path, out: Path) -> Path:
     """The folder with libnvgpu.so and the flags to compile against it (`cflags`); built unless it is there."""
     made = out / "nvgpu" / "userspace" / "build"
     if (made / "libnvgpu.so").exists():
         return made
     shutil.rmtree(out, ignore_errors=True)
-    _unpack(clone, branch, out / "nvgpu")
+    _unpack(clone, out / "nvgpu")
     made.mkdir(parents=True)
     compiler = f"CC=gcc -w -Wno-error -I{out}/nvgpu/drivers/gpu/nvgpu/common"
     with (made / "make.log").open("w") as log:  # -k: the absent file's object cannot be made
@@ -59,7 +59,7 @@ def library(clone: Path, out: Path, branch: str = BRANCH) -> Path:
     line = next(line for line in log_text.splitlines() if " -c -o " in line)
     (made / "cflags").write_text(" ".join(re.findall(r"-[ID]\S+", line)))
     objects = [str(path) for path in (made / "libnvgpu").rglob("*.o")]
-    print(f"{len(objects)} objects of {commit(clone, branch)}")
+    print(f"{len(objects)} objects of {commit(clone)}")
     subprocess.run(
         ["gcc", "-shared", "-rdynamic", "-o", made / "libnvgpu.so", *objects, "-lgcov", "-lpthread", "-lrt"], check=True
     )
