@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any, Final, Self
 
 import numpy as np
@@ -160,7 +160,7 @@ class Timestamps:
     def gap(self) -> float:
         """Mean microseconds between the end of a step and the begin of the next, of at least two."""
         begins, ends = self.clock().T
-        return mean((begins[1:] - ends[:-1]).tolist()) / 1e3
+        return float((begins[1:] - ends[:-1]).mean()) / 1e3
 
 
 # ---- the loop
