@@ -24,7 +24,9 @@ from tegrad.bench.gpu import gpu_us, opened, printed, slope
 from tegrad.llm.chips import kernels_of
 from tegrad.nv.compilers import compile_cuda
 from tegrad.nv.gpu import Gpu, Program
-from tegrad.nv.replay import AHEAD, CHAIN, DEPENDENCIES, Dependency, Launch, latched, lean
+from tegrad.nv.replay import (
+    AHEAD, BARRIER, CHAIN, DEPENDENCIES, GPU_MEMBAR, LEAN, SYSMEMBAR, Dependency, Launch, latched, lean,
+)  # fmt: skip
 from tegrad.nv.spec import MemorySpec
 
 GATHER: Final = """extern "C" __global__ void NAME(int *to, int *from, int value) {
@@ -87,13 +89,21 @@ LATE_CYCLES: Final = 4_000
 """Cycles by which a block of `gather` is late."""
 SPEC: Final = MemorySpec(cpu_access=True, nolru=True)
 
+ONE_FIELD: Final[Mapping[str, Dependency]] = {
+    "chain-late": Dependency({**CHAIN, "prefetch": 0}, BARRIER),
+    "chain-gpu-membar": Dependency(CHAIN, BARRIER, fields=lambda place: {"cwd_membar_type": GPU_MEMBAR}),
+    "chain-lean-sysmembar": Dependency(CHAIN, fields=lambda place: {**LEAN, "cwd_membar_type": SYSMEMBAR}),
+    "chain-no-membar": Dependency(CHAIN, fields=lambda place: {**LEAN, "cwd_membar_type": 0}),
+}
+"""Forms that differ from those of a recording in one QMD field, for what it costs on a chip where nobody has asked.
+Without a membar the results need not be right."""
 HOPPER: Final[Mapping[str, Dependency]] = {
     "chain-chasing": Dependency(CHAIN, fields=lambda place: {**lean(place), "cwd_membar_task_chasing_enable": 1}),
     "chain-latch-program": AHEAD,
     "latch-program": Dependency(fields=partial(latched, enable_program_pre_exit=1)),
 }
 """Forms with fields that only QMD version 4 has."""
-ALL_FORMS: Final = {**DEPENDENCIES, **HOPPER}
+ALL_FORMS: Final = {**DEPENDENCIES, **ONE_FIELD, **HOPPER}
 
 
 @dataclass(frozen=True)
@@ -202,7 +212,7 @@ def _cost(probe: Probe, form: str, dependency: Dependency) -> Cost:
 
 def forms(device_arch: str) -> list[str]:
     """The forms that a chip can try."""
-    return [*DEPENDENCIES, *(HOPPER if kernels_of(device_arch).overlaps else ())]
+    return [*DEPENDENCIES, *ONE_FIELD, *(HOPPER if kernels_of(device_arch).overlaps else ())]
 
 
 def line(row: Mapping[str, Any]) -> str:
