@@ -25,8 +25,18 @@ from tegrad.llm.chips import kernels_of
 from tegrad.nv.compilers import compile_cuda
 from tegrad.nv.gpu import Gpu, Program
 from tegrad.nv.replay import (
-    AHEAD, BARRIER, CHAIN, DEPENDENCIES, GPU_MEMBAR, LEAN, SYSMEMBAR, Dependency, Launch, latched, lean,
-)  # fmt: skip
+    AHEAD,
+    BARRIER,
+    CHAIN,
+    DEPENDENCIES,
+    GPU_MEMBAR,
+    LEAN,
+    SYSMEMBAR,
+    Dependency,
+    Launch,
+    latched,
+    lean,
+)
 from tegrad.nv.spec import MemorySpec
 
 GATHER: Final = """extern "C" __global__ void NAME(int *to, int *from, int value) {
