@@ -32,7 +32,7 @@ from tegrad.orin import (
 from tegrad.orin.arbiter import Arbiter
 from tegrad.orin.buffers import Buffer, Memory
 from tegrad.orin.files import DECODERS, FOREIGN, Call, File, Foreign, Handler, reads_caller
-from tegrad.orin.inject import Injector, Strike
+from tegrad.orin.inject import Injection, Injector
 from tegrad.orin.link import GpuError, GpuLost, Link
 from tegrad.orin.nodes import NODES
 from tegrad.orin.state import DriverState
@@ -124,7 +124,7 @@ class Driver:
             return self._struck(file, call, strike)
         return HANDLERS[file.kind][call.row.request](file, call)
 
-    def _struck(self, file: File, call: Call, strike: Strike) -> Steps:
+    def _struck(self, file: File, call: Call, strike: Injection) -> Steps:
         """A call that an injection rule hit."""
         if strike.stall:
             yield Until(None, time.monotonic() + strike.stall)

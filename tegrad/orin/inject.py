@@ -38,15 +38,6 @@ class Injection:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Strike:
-    """What happens to one call."""
-
-    errno: int
-    stall: float
-    answer: Mapping[str, int]
-
-
 class Injector:
     """The armed rules and how often each has been asked."""
 
@@ -58,12 +49,10 @@ class Injector:
         self._armed = [_Armed(rule) for rule in rules]
         return len(self._armed)
 
-    def strike(self, ioctl: str) -> Strike | None:
-        """What the first rule that strikes does to this call; every rule counts it."""
-        if not self._armed:
-            return None
+    def strike(self, ioctl: str) -> Injection | None:
+        """The first rule that strikes this call; every rule counts it."""
         struck = [armed.rule for armed in self._armed if armed.asks(ioctl)]
-        return Strike(struck[0].errno, struck[0].stall, struck[0].answer) if struck else None
+        return struck[0] if struck else None
 
 
 class _Armed:
