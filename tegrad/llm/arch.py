@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import sqrt
 from typing import Any, Final, Protocol, Self, TypeVar
 
@@ -353,7 +354,7 @@ class Metadata(Protocol):
         """The error for values that contradict each other."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Config:
     """One model's sizes, read from its metadata and checked against its tensors."""
 
@@ -431,7 +432,7 @@ class Config:
             own=self,
         )
 
-    @property
+    @cached_property
     def network(self) -> Network:
         """What the model computes."""
         return self.arch.network(self)

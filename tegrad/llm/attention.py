@@ -7,21 +7,22 @@ int8 with f16 scales (sequences, kv heads, positions, head dim / 32) in buffers 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, Final, Self
 
 from tegrad.llm.arch import Config
-from tegrad.llm.cache import pool_macros
+from tegrad.llm.cache import LayerCache, pool_macros
 from tegrad.llm.chips import WARPS, kernels_of
 from tegrad.llm.errors import UnsupportedModelError
+from tegrad.llm.macros import QK_NORMS, ROPES, number
 from tegrad.llm.network import Attend
-from tegrad.llm.programs import load_kernel
+from tegrad.llm.programs import Programs, load_kernel
 from tegrad.llm.rope import Temperature
-from tegrad.nv.gpu import Gpu
+from tegrad.nv.gpu import Buffer, Gpu
+from tegrad.nv.replay import Launch
 
-ROPES: Final[Mapping[str, int]] = {"none": 0, "interleaved": 1, "halves": 2}
 CACHES: Final = ("f16", "q8_0")
 BUFFERS: Final = (
     *("states", "qkv", "q_norm", "k_norm", "rope", "k", "v", "k_scale", "v_scale"),
@@ -60,9 +61,9 @@ class Scoring:
     def defines(self) -> dict[str, Any]:
         """Macros of attention.cuh and flash.cu; none for most layers."""
         made = {"ATTENTION_SCALE": self.scale, "SCORE_CAP": self.cap}
-        floats = {name: f"{value:.9e}f" for name, value in made.items() if value is not None}
+        floats = {name: number(value) for name, value in made.items() if value is not None}
         if (by := self.temperature) is not None:
-            floats |= {"TEMPERATURE": f"{by.scale:.9e}f", "TEMPERATURE_PERIOD": str(by.period)}
+            floats |= {"TEMPERATURE": number(by.scale), "TEMPERATURE_PERIOD": str(by.period)}
         return floats if self.window is None else {**floats, "WINDOW": self.window}
 
 
@@ -204,7 +205,7 @@ class Attention:
         if self.rope_pairs is not None:
             made["ROPE_PAIRS"] = self.rope_pairs
         if self.eps is not None:
-            made |= {"QK_NORM": 1 + self.whole_norm, "EPS": f"{self.eps:.9e}f"}
+            made |= {"QK_NORM": QK_NORMS["whole" if self.whole_norm else "head"], "EPS": number(self.eps)}
         return made
 
     @property
@@ -237,3 +238,13 @@ class Attention:
         """The program for an opened NV device; its buffers are those of BUFFERS."""
         buffers = len(BUFFERS) + (self.blocks is not None)
         return load_kernel(device, "attention", buffers=buffers, **self.defines)
+
+    def launch(
+        self, programs: Programs, states: Buffer, qkv: Buffer, norms: Sequence[Buffer], turns: Buffer, kept: LayerCache,
+        space: tuple[Buffer, Buffer], out: tuple[Buffer, Buffer, Buffer],
+    ) -> Launch:  # fmt: skip
+        """A layer's launch. `norms` are the weights for queries and keys, `space` are workspace and counters."""
+        buffers = (states, qkv, *norms, turns, kept.keys, kept.values, kept.key_scales, kept.value_scales, *space, *out,
+                   *kept.tables)  # fmt: skip
+        program = programs("attention", buffers=len(buffers), **self.defines)
+        return Launch(program, buffers, self.grid, self.block)

@@ -22,19 +22,19 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Self
+from typing import Final, Self
 
+from tegrad.llm import embedding
 from tegrad.llm.attention import Attention
 from tegrad.llm.cache import BLOCK_POSITIONS, KvCache
 from tegrad.llm.chips import kernels_of
-from tegrad.llm.embedding import scaled
 from tegrad.llm.errors import ContextError, ModelError, NoRoom
 from tegrad.llm.gemm import SMALL_M, TilePicker, pick_alike, pick_quickest
 from tegrad.llm.network import Attend
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.pool import Lease, Pool
-from tegrad.llm.prefill import CHUNKS, EMBED_THREADS, Prefill, chunk_bytes, split
+from tegrad.llm.prefill import CHUNKS, Prefill, chunk_bytes, split
 from tegrad.llm.rows import Rows
 from tegrad.llm.sampling import Ending, Logprobs, Sampling, Settings, ending
 from tegrad.llm.state import LOGITS_SPEC, State, States
@@ -164,8 +164,10 @@ class Batch:
             attention = [
                 self._attention(width, at, op) for width in self.widths for at, op in enumerate(rows.network.attends)
             ]
-            self._partials = workspace.take(max(each.workspace_bytes for each in attention))
-            self._counters = workspace.put(bytes(max(each.counter_bytes for each in attention)))
+            self._space = (
+                workspace.take(max(each.workspace_bytes for each in attention)),
+                workspace.put(bytes(max(each.counter_bytes for each in attention))),
+            )
             if not same:
                 logits = self.logits.offset(0, 4 * self.config.vocab)
                 self._alone = DecodePlan(
@@ -278,7 +280,9 @@ class Batch:
             )
             return [*plan.launches, *end]
         rows, chunk = self._rows, self._workspace.put(chunk_bytes(count=width))
-        launches = [self._embed(width)]
+        launches = [
+            embedding.launch(self.model, rows.programs, self.states.states, rows.x, width, OVERLAP=rows.overlaps(width))
+        ]
         for at in range(self.config.layers):
             launches += rows.layer(at, width, chunk, partial(self._attend, width))
         launches += rows.logits(self.logits, width, chunk)
@@ -403,18 +407,6 @@ class Batch:
 
     # ---- launches
 
-    def _embed(self, width: int) -> Launch:
-        matrix, learned = self.model.embedding, self.model.positions
-        defines: dict[str, Any] = {"K": matrix.columns, "ROWS": matrix.rows, "FORMAT": matrix.kind.name}
-        defines |= scaled(self.config.network.embed)
-        buffers = [self.states.states, matrix.buffer]
-        if learned is not None:
-            defines |= {"POSITIONS": learned.rows, "POSITIONS_FORMAT": learned.kind.name}
-            buffers.append(learned.buffer)
-        buffers.append(self._rows.x)
-        program = self._rows.programs("embed", buffers=len(buffers), OVERLAP=self._rows.overlaps(width), **defines)
-        return Launch(program, tuple(buffers), (-(-matrix.columns // EMBED_THREADS), width, 1), (EMBED_THREADS, 1, 1))
-
     def _attention(self, width: int, at: int, op: Attend) -> Attention:
         made = Attention.of(
             self.config, op, self.cache.positions, "q8_0" if self.cache.q8 else "f16", self.device, width,
@@ -428,11 +420,9 @@ class Batch:
         return replace(made, tuning={**(made.tuning or {}), **order})
 
     def _attend(self, width: int, at: int, op: Attend) -> list[Launch]:
-        rows, attention, cache = self._rows, self._attention(width, at, op), self.cache.layers[at]
-        norms = rows.head_norms(self.model.layers[at], op)
-        out = rows.mixed
-        buffers = (self.states.states, rows.qkv, *norms, rows.turns(op.rope), cache.keys, cache.values,
-                   cache.key_scales, cache.value_scales, self._partials, self._counters, out, out, out,
-                   *cache.tables)  # fmt: skip
-        program = rows.programs("attention", buffers=len(buffers), **attention.defines)
-        return [Launch(program, buffers, attention.grid, attention.block)]
+        rows, out = self._rows, self._rows.mixed
+        launch = self._attention(width, at, op).launch(
+            rows.programs, self.states.states, rows.qkv, self.model.layers[at].head_norms(op, rows.x),
+            rows.turns(op.rope), self.cache.layers[at], self._space, (out, out, out),
+        )  # fmt: skip
+        return [launch]

@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.chips import Role
 from tegrad.llm.errors import UnsupportedModelError
-from tegrad.llm.formats import PLAIN
+from tegrad.llm.formats import PLAIN, SET
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.interpreter import round_scale
-from tegrad.llm.matvec import SET
 from tegrad.llm.network import Add, Attend, Gate, Op, Project, Spec
 from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS, attended, capped
 from tegrad.llm.rope import Rope

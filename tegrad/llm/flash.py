@@ -32,6 +32,12 @@ class Flash:
         """Query heads that share a KV head."""
         return self.heads // self.kv_heads
 
+    @property
+    def defines(self) -> dict[str, Any]:
+        """Macros of every kernel that reads or writes such a cache."""
+        sizes = {"HEADS": self.heads, "KV_HEADS": self.kv_heads, "HEAD_DIM": self.head_dim, "POSITIONS": self.positions}
+        return {**sizes, "CACHE_Q8": self.q8, **self.scoring.defines, **pool_macros(self.blocks)}
+
     def launch(
         self,
         programs: Programs,
@@ -52,10 +58,8 @@ class Flash:
         `table` is a pool's. `overlap` as in kernels/overlap.cuh.
         """
         program = programs(
-            "flash", buffers=7 + (table is not None),
-            dynamic_shared=4 * self.tile * (2 * self.head_dim + 16), HEADS=self.heads, KV_HEADS=self.kv_heads,
-            HEAD_DIM=self.head_dim, POSITIONS=self.positions, CACHE_Q8=self.q8,
-            WARPS=self.warps, TILE=self.tile, OVERLAP=overlap, **self.scoring.defines, **pool_macros(self.blocks),
+            "flash", buffers=7 + (table is not None), dynamic_shared=4 * self.tile * (2 * self.head_dim + 16),
+            WARPS=self.warps, TILE=self.tile, OVERLAP=overlap, **self.defines,
         )  # fmt: skip
         buffers = (out, q, keys, values, key_scales or keys, value_scales or values, chunk)
         buffers += () if table is None else (table,)

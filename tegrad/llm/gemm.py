@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product as combinations
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +18,11 @@ from numpy.typing import NDArray
 from tegrad.llm.chips import kernels_of, shared_bytes
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import LANE_WEIGHTS, SEGMENT, BlockType
+from tegrad.llm.macros import ACTIVATIONS, Activation, number
 from tegrad.llm.programs import Programs
 from tegrad.nv.gpu import Gpu
 from tegrad.nv.program import SHARED_RESERVE, LaunchError
 from tegrad.nv.replay import Launch
-
-Activation = Literal["none", "silu", "gelu", "cap"]
-ACTIVATIONS: Final[tuple[Activation, ...]] = ("none", "silu", "gelu", "cap")
-"""In the order of activation.cuh's numbers."""
 
 
 def fragment_order(columns: int) -> NDArray[np.int64]:
@@ -76,11 +73,11 @@ class Gemm:
 
     def macros(self) -> dict[str, int | str]:
         """The macros that both kernels have in common."""
-        cap = {"CAP": f"{self.cap:.9e}f"} if self.activation == "cap" else {}
+        cap = {"CAP": number(self.cap)} if self.activation == "cap" else {}
         return {
             **cap,
             "KIND": self.kind.number, "ROWS": self.rows, "COLUMNS": self.columns, "GATED": self.gated,
-            "ACTIVATION": ACTIVATIONS.index(self.activation), "HALF_OUT": self.half_out, "ADD": self.add,
+            "ACTIVATION": ACTIVATIONS[self.activation], "HALF_OUT": self.half_out, "ADD": self.add,
             "BIAS": self.bias, "STRIDE": self.stride or self.rows,
         }  # fmt: skip
 

@@ -9,32 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tegrad.llm.formats import PLAIN
+from tegrad.llm.formats import PLAIN, SET
+from tegrad.llm.network import Add, Attend, Gate, Logits, Norm, Project, Spec
 from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, Floats, capped, unit
 from tegrad.llm.schedule import (
     FLOAT_UNIT,
     QUANTIZED_UNIT,
+    SOURCE,
     UNIT,
     Instruction,
     Op,
     Program,
     ScheduleError,
-    Span,
     Vector,
     Wait,
     head_spans,
     run_rows,
     stream_segment,
 )
-
-SET: Final = 16
-"""Elements of a vector that meet weights with one scale."""
-
 
 # --- how vectors travel -----------------------------------------------------------------------------------------------
 
@@ -126,28 +123,15 @@ class Travelling:
 
 @dataclass(frozen=True)
 class Weights:
-    """A network's numbers in float32: matrices by name, and each layer's vectors by theirs."""
+    """A network's numbers in float32."""
 
     matrices: Mapping[str, Floats]
-    attn_norm: Sequence[Floats]
-    ffn_norm: Sequence[Floats]
+    vectors: Sequence[Mapping[str, Floats]]
+    """Each layer's norms, by the names of their specs."""
     output_norm: Floats
     qkv_bias: Sequence[Floats | None]
     rope: Floats
     """Cosines and sines (tables, 2, positions, pairs)."""
-    eps: float
-    halves: bool = False
-    """Rotated pairs are (i, i + pairs), not neighbours."""
-    query_norm: Sequence[Floats] | None = None
-    key_norm: Sequence[Floats] | None = None
-    activation: str = "silu"
-    embedding_scale: float = 1.0
-    attn_post_norm: Sequence[Floats] = ()
-    ffn_post_norm: Sequence[Floats] = ()
-    normed: bool = True
-    """Whether layers norm what they read of the stream."""
-    score_cap: float | None = None
-    logit_cap: float | None = None
 
 
 class Interpreter:
@@ -161,7 +145,8 @@ class Interpreter:
     ) -> None:
         net = program.network
         self.program, self.weights, self.split = program, weights, split
-        shapes = [(net.kv_heads, layer.rows or positions, net.head_dim) for layer in net.layers]
+        self.config, self.model = net.config, net.model
+        shapes = [(net.config.kv_heads, layer.rows or positions, net.config.head_dim) for layer in net.layers]
         self.keys, self.values = ([np.zeros(shape, np.float16) for shape in shapes] for _ in range(2))
         self.logits = np.zeros(net.output.rows, np.float32)
         self.begin(0, 0)
@@ -174,7 +159,7 @@ class Interpreter:
         self.top: dict[int, tuple[float, int]] = {}
         self.squares: dict[int, tuple[int, float]] = {}
         """Of each CTA: the stage in which it set something apart, and the sum of squares of that."""
-        self.stream, self.apart = np.zeros(net.dim, np.float32), np.zeros(net.dim, np.float32)
+        self.stream, self.apart = (np.zeros(self.config.dim, np.float32) for _ in range(2))
         self._splits: dict[tuple[int, int], dict[int, tuple[Floats, Floats, Floats]]] = {}
 
     def run(self, order: Sequence[Instruction]) -> int:
@@ -187,52 +172,45 @@ class Interpreter:
         """One instruction."""
         for wait in ins.waits:
             self._check(ins, wait)
-        floats = self.program.stages[ins.stage].floats
-        match ins.op:
-            case Op.EMBED:
-                assert ins.output is not None
-                rows = slice(ins.output.first, ins.output.end)
+        if ins.op is Op.NOTHING:
+            return
+        match does := self.program.stages[ins.stage].does:
+            case None if ins.op is Op.EMBED:
                 embedding = self.weights.matrices[self.program.network.embedding.name]
-                row = embedding[self.token, rows] * np.float32(self.weights.embedding_scale)
-                self._hand_stream(ins, rows, row, self.weights.attn_norm[0], floats)
-            case Op.PROJECT:
-                assert ins.output is not None
-                y = self._products(ins, Vector.X) * self._factor(ins)
+                row = embedding[self.token, _rows(ins)] * np.float32(self.model.embed.scale)
+                self._hand_stream(ins, row, None)
+            case Project():
+                y = self._products(ins, Vector.X) * self._factor(does.norm)
                 if (bias := self.weights.qkv_bias[ins.layer]) is not None:
-                    y = y + bias[ins.output.first : ins.output.end]
-                self._hand(ins.output, y, floats, ins.stage)
-            case Op.ATTEND:
-                self._attend(ins, floats)
-            case Op.ADD:
-                assert ins.output is not None
-                rows = slice(ins.output.first, ins.output.end)
-                y = self._products(ins, self._added(ins))
-                self._hand_stream(ins, rows, self.stream[rows] + y, self._next_norm(ins), floats)
-            case Op.APART:
+                    y = y + bias[_rows(ins)]
+                self._hand(ins, y)
+            case Attend():
+                self._attend(ins, does)
+            case Gate():
+                y = self._products(ins, Vector.X) * self._factor(does.norm)
+                gate, up = y.reshape(2, -1)
+                self._hand(ins, ACTIVATIONS[does.activation](gate) * up)
+            case Add(norm=None):
+                y = self._products(ins, SOURCE[does.reads])
+                self._hand_stream(ins, self.stream[_rows(ins)] + y, does)
+            case Add() if ins.op is Op.APART:
                 first, count = run_rows(ins)
-                y = self._products(ins, self._added(ins)).astype(np.float32)
+                y = self._products(ins, SOURCE[does.reads]).astype(np.float32)
                 self.apart[first : first + count] = y
                 self.squares[ins.cta] = ins.stage, float((y.astype(np.float64) ** 2).sum())
-            case Op.JOIN:
-                assert ins.output is not None
-                rows = slice(ins.output.first, ins.output.end)
+            case Add(norm=Norm() as norm):
+                rows = _rows(ins)
                 mean = sum(squares for _, squares in self.squares.values()) / self.stream.size
-                weights, mixed = self.weights, self._added(ins) is Vector.MIXED
-                post = (weights.attn_post_norm if mixed else weights.ffn_post_norm)[ins.layer][rows]
-                y = self.apart[rows] * post / np.sqrt(mean + weights.eps)
-                self._hand_stream(ins, rows, self.stream[rows] + y, self._next_norm(ins), floats)
-            case Op.GATE:
-                assert ins.output is not None
-                y = self._products(ins, Vector.X) * self._factor(ins)
-                gate, up = y.reshape(2, -1)
-                self._hand(ins.output, ACTIVATIONS[self.weights.activation](gate) * up, floats, ins.stage)
-            case Op.LOGITS:
-                y = capped(self._products(ins, Vector.X) * self._factor(ins), self.weights.logit_cap)
+                post = self.weights.vectors[ins.layer][norm.spec.name][rows]
+                y = self.apart[rows] * post / np.sqrt(mean + self.config.eps)
+                self._hand_stream(ins, self.stream[rows] + y, does)
+            case Logits():
+                y = capped(self._products(ins, Vector.X) * self._factor(does.norm), does.cap)
                 first = run_rows(ins)[0]
                 self.logits[first : first + len(y)] = y
                 found = (float(y.max()), first + int(y.argmax()))
                 self.top[ins.cta] = max(found, self.top.get(ins.cta, found), key=lambda entry: (entry[0], -entry[1]))
-            case Op.SAMPLE:
+            case None:
                 self.sampled = max(self.top.values(), key=lambda entry: (entry[0], -entry[1]))[1]
 
     def _check(self, ins: Instruction, wait: Wait) -> None:
@@ -257,56 +235,55 @@ class Interpreter:
             results.append(self.weights.matrices[matrix.name][first : first + rows].astype(np.float64) @ x)
         return np.concatenate(results)
 
-    def _factor(self, ins: Instruction) -> float:
-        """What normalizes the stream for an instruction."""
-        if not self.weights.normed and ins.op is not Op.LOGITS:
+    def _factor(self, norm: Norm | None) -> float:
+        """What normalizes the stream."""
+        if norm is None:
             return 1.0
         x = self.vectors[Vector.X]
-        return float(1 / np.sqrt(x.squares.astype(np.float64).sum() / x.size + self.weights.eps))
+        return float(1 / np.sqrt(x.squares.astype(np.float64).sum() / x.size + self.config.eps))
 
-    def _added(self, ins: Instruction) -> Vector:
-        """What the product multiplies whose result an instruction adds to the stream."""
-        out = self.program.network.layers[ins.layer].output
-        return Vector.MIXED if self.program.stages[ins.stage].matrices[0] == out else Vector.HIDDEN
-
-    def _next_norm(self, ins: Instruction) -> Floats:
-        if self._added(ins) is Vector.MIXED:
-            return self.weights.ffn_norm[ins.layer]
-        last = ins.layer + 1 == len(self.program.network.layers)
-        return self.weights.output_norm if last else self.weights.attn_norm[ins.layer + 1]
-
-    def _hand_stream(self, ins: Instruction, rows: slice, x: Floats, norm: Floats, floats: bool) -> None:
+    def _hand_stream(self, ins: Instruction, x: Floats, op: Add | None) -> None:
+        """Rows of the stream as an addition leaves them, or the embedding."""
         x = x.astype(np.float32)
-        self.stream[rows] = x
-        self.vectors[Vector.X].write(rows.start, x * norm[rows], x * x, floats, ins.stage)
+        self.stream[_rows(ins)] = x
+        self._hand(ins, x * self._next_norm(ins.layer, op)[_rows(ins)], x * x)
 
-    def _hand(self, span: Span, values: Floats, floats: bool, stage: int) -> None:
-        values = values.astype(np.float32)
-        self.vectors[span.vector].write(span.first, values, np.zeros_like(values), floats, stage)
+    def _next_norm(self, layer: int, op: Add | None) -> Floats:
+        """The norm's weights of who reads the stream next; ones where it has none."""
+        at, reader = self.model.reader(layer, op)
+        if isinstance(reader, Logits):
+            return self.weights.output_norm
+        norm = reader.norm
+        return np.ones_like(self.stream) if norm is None else self.weights.vectors[at][norm.spec.name]
+
+    def _hand(self, ins: Instruction, values: Floats, squares: Floats | None = None) -> None:
+        values, floats = values.astype(np.float32), self.program.stages[ins.stage].floats
+        assert ins.output is not None
+        squares = np.zeros_like(values) if squares is None else squares
+        self.vectors[ins.output.vector].write(ins.output.first, values, squares, floats, ins.stage)
 
     # --- attention ----------------------------------------------------------------------------------------------------
 
-    def _rotate(self, layer: int, heads: Floats, norm: Floats | None, among: Floats) -> Floats:
-        """Heads (n, head dim) normalized, by themselves or `among` all that are normed together, and turned to the
-        token's position."""
-        if norm is not None and self.program.network.whole_norms:
-            heads = heads / np.sqrt((among**2).mean() + self.weights.eps) * norm[: len(heads)]
-        elif norm is not None:
-            heads = unit(heads, self.weights.eps) * norm
+    def _normed(self, layer: int, heads: Floats, norm: Spec | None, first: int, among: Floats) -> Floats:
+        """Heads (n, head dim) from the `first` on, normalized: by themselves, or `among` all that share a norm."""
+        if norm is None:
+            return heads
+        weights = self.weights.vectors[layer][norm.name].reshape(-1, self.config.head_dim)
+        if norm.shape == ("head",):
+            return unit(heads, self.config.head_eps) * weights
+        root = np.sqrt((among**2).mean() + self.config.head_eps)
+        normed: Floats = heads / root * weights[first : first + len(heads)]
+        return normed
+
+    def _rotate(self, layer: int, heads: Floats, op: Attend) -> Floats:
+        """Heads (n, head dim), turned to the token's position."""
         turn = self.program.network.layers[layer].turn
         tables = self.weights.rope[turn, :, self.position : self.position + 1].astype(np.float64)
-        turned: Floats = ROTATIONS["halves" if self.weights.halves else "interleaved"](heads[None, :, None], tables)
+        turned: Floats = ROTATIONS[op.rotation](heads[None, :, None], tables)
         return turned[0, :, 0]
 
-    def _norm(self, side: Sequence[Floats] | None, ins: Instruction, first: int) -> Floats | None:
-        """The weights that norm heads from the first on: (1, head dim) where all heads have the same."""
-        if side is None:
-            return None
-        norm = side[ins.layer].reshape(-1, self.program.network.head_dim)
-        return norm[first:] if self.program.network.whole_norms else norm
-
-    def _attend(self, ins: Instruction, floats: bool) -> None:
-        net, weights = self.program.network, self.weights
+    def _attend(self, ins: Instruction, op: Attend) -> None:
+        net, head_dim = self.program.network, self.config.head_dim
         layer, groups = net.layers[ins.layer], self.program.head_groups
         rows, window = self.keys[ins.layer].shape[1], layer.window or self.position + 1
         cached = min(self.position, window - 1)
@@ -316,23 +293,20 @@ class Interpreter:
         qkv = self.vectors[Vector.QKV].floats.astype(np.float64)
         head = ins.head // groups
         query, key, value = (
-            qkv[span.first : span.end].reshape(-1, net.head_dim) for span in head_spans(net, ins.head, groups)
+            qkv[span.first : span.end].reshape(-1, head_dim) for span in head_spans(net, ins.head, groups)
         )
         all_queries, all_keys, _ = (qkv[wait.span.first : wait.span.end] for wait in ins.waits)
-        queries = self._rotate(
-            ins.layer, query, self._norm(weights.query_norm, ins, ins.head * len(query)), all_queries
-        )
+        normed = self._normed(ins.layer, query, op.query_norm, ins.head * len(query), all_queries)
+        queries = self._rotate(ins.layer, normed, op)
         keys, values = self.keys[ins.layer][head], self.values[ins.layer][head]
         begin, end = (self.position - cached + at for at in ranges[ins.split])
         chosen = [at % rows for at in range(begin, end)]
         if ins.split == 0:
             own = self.position % rows
-            keys[own], values[own] = (
-                self._rotate(ins.layer, key, self._norm(weights.key_norm, ins, head), all_keys)[0],
-                value[0],
-            )
+            normed = self._normed(ins.layer, key, op.key_norm, head, all_keys)
+            keys[own], values[own] = self._rotate(ins.layer, normed, op)[0], value[0]
             chosen.append(own)
-        scores = capped(queries @ keys[chosen].astype(np.float64).T / np.sqrt(net.head_dim), weights.score_cap)
+        scores = capped(queries @ keys[chosen].astype(np.float64).T * op.scale, op.cap)
         top = scores.max(axis=1, keepdims=True)
         parts = np.exp(scores - top)
         met = self._splits.setdefault((ins.stage, ins.head), {})
@@ -342,4 +316,10 @@ class Interpreter:
             share = [np.exp(part[2] - best) for part in met.values()]
             mixed = np.sum([part[0] * by for part, by in zip(met.values(), share, strict=True)], axis=0)
             total = np.sum([part[1] * by for part, by in zip(met.values(), share, strict=True)], axis=0)
-            self._hand(ins.output, (mixed / total).reshape(-1), floats, ins.stage)
+            self._hand(ins, (mixed / total).reshape(-1))
+
+
+def _rows(ins: Instruction) -> slice:
+    """What an instruction writes of its vector."""
+    assert ins.output is not None
+    return slice(ins.output.first, ins.output.end)

@@ -7,26 +7,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from tegrad.llm.errors import UnsupportedModelError
-from tegrad.llm.formats import LANE_WEIGHTS, PLAIN, SEGMENT, BlockType
+from tegrad.llm.formats import LANE_WEIGHTS, PLAIN, SEGMENT, SET, BlockType
+from tegrad.llm.macros import ACTIVATIONS, NORMS, Activation, Norm, number
 from tegrad.llm.packing import check
+from tegrad.llm.programs import load_kernel
 from tegrad.nv.gpu import Gpu
 
 MOST_PIECE_WEIGHTS: Final = 1024
 """Weights of a row of floats that are an item, at most."""
-SET: Final = 16
-"""Activations that share a scale."""
 BEST_ROWS: Final = 32
 """Rows of which one is the best."""
 JOINED: Final = ("x", "y", "ss", "post", "norm", "joined")
 """Names of the buffers of a stream to which a product is still to be added."""
-NORMS: Final = {"none": 0, "rms": 1, "layer": 2}
-ACTIVATIONS: Final = {"none": 0, "silu": 1, "gelu": 2, "cap": 3}
-
-Norm = Literal["none", "rms", "layer"]
-Activation = Literal["none", "silu", "gelu", "cap"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,15 +205,13 @@ class Product:
         }
         made |= {"JOIN": 1} if self.joins else {}
         made |= {"OUT_SS": 1} if self.out_ss else {}
-        made |= {"CAP": f"{self.cap:.9e}f"} if self.activation == "cap" else {}
+        made |= {"CAP": number(self.cap)} if self.activation == "cap" else {}
         for index, part in enumerate(self.parts):
             made |= {f"FORMAT{index}": part.kind.name, f"ROWS{index}": part.rows}
         return made
 
     def load(self, device: Gpu, config: LaunchConfig, overlap: int = 0) -> Any:
         """The program, compiled for the device's chip; `overlap` as in kernels/overlap.cuh."""
-        from tegrad.llm.programs import load_kernel
-
         return load_kernel(
             device,
             "matvec",

@@ -2,10 +2,11 @@
 
 A token's vector is the **residual stream**. `Embed` makes it; each layer runs its own of `Network.blocks` on it, in
 order; `Logits` reads it. Whoever executes a model goes through these operations and does each in its own way: the
-tinygrad graph (`model`), launches of a decode step (`plan`), of a prompt or a batch (`rows`), and the references in
-numpy (`reference`, `exact`). The step in one launch runs one form of block; `persistent` refuses any other. A family is
-a row of `arch.ARCHES`; with the numbers of a file it is this list, `arch.Config.network`. What only some families or
-layers do is a field of the operation that does it.
+tinygrad graph (`model`), launches of a decode step (`plan`), of a prompt or a batch (`rows`), the instructions of a
+step in one launch (`schedule`, `interpreter`), and the references in numpy (`reference`, `exact`). The kernel of one
+launch runs one form of block; `persistent` refuses any other. A family is a row of `arch.ARCHES`; with the numbers of a
+file it is this list, `arch.Config.network`. What only some families or layers do is a field of the operation that does
+it.
 """
 
 from __future__ import annotations
@@ -185,6 +186,11 @@ class Add:
         return "output" if self.reads == "mixed" else "down"
 
     @property
+    def matrices(self) -> tuple[Spec]:
+        """The one."""
+        return (self.matrix,)
+
+    @property
     def specs(self) -> tuple[Spec, ...]:
         """Its tensors."""
         return (self.matrix, *norms(self.norm))
@@ -198,6 +204,11 @@ class Logits:
     matrix: Spec
     cap: float | None = None
     """Logits become cap * tanh(logit / cap)."""
+
+    @property
+    def role(self) -> Literal["logits"]:
+        """The product's."""
+        return "logits"
 
 
 Op: TypeAlias = Project | Attend | Gate | Add
@@ -251,10 +262,6 @@ class Network:
         """What makes the stream that the next layer reads."""
         return next(op for op in reversed(self.blocks[0]) if isinstance(op, Add))
 
-    def reads(self, inner: Inner) -> tuple[Add, ...]:
-        """What multiplies a vector inside the block."""
-        return tuple(op for op in self.blocks[0] if isinstance(op, Add) and op.reads == inner)
-
     def operations(self) -> Iterator[tuple[int, Op]]:
         """Every layer's operations with the layer, in order."""
         yield from ((layer, op) for layer, block in enumerate(self.blocks) for op in block)
@@ -278,3 +285,14 @@ class Network:
                 if isinstance(one, Project | Gate):
                     return at, one
         return self.layers, self.logits
+
+    def readers(self, layer: int, op: Op | None) -> tuple[tuple[int, Add | Reader], ...]:
+        """What multiplies what an operation of a layer makes, or `Embed` (layer 0, None), each with its layer."""
+        match op:
+            case Project():
+                return ()
+            case Attend() | Gate():
+                inner = "mixed" if isinstance(op, Attend) else "hidden"
+                adds = (one for one in self.blocks[layer] if isinstance(one, Add) and one.reads == inner)
+                return tuple((layer, add) for add in adds)
+        return (self.reader(layer, op),)

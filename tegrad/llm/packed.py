@@ -22,7 +22,7 @@ from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.formats import F16, F32, PLAIN, BlockType
 from tegrad.llm.gguf import Gguf, Progress, TensorInfo
-from tegrad.llm.network import Spec
+from tegrad.llm.network import Attend, Logits, Op, Project, Spec
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.state import STATE_SPEC
 from tegrad.llm.stream import PIECE_BYTES, Piece, Stream
@@ -247,6 +247,10 @@ class PackedLayer:
     qkv: tuple[PackedMatrix, ...]
     """Queries', keys' and values' rows in this order; neighbours that are packed alike are one matrix."""
 
+    def head_norms(self, op: Attend, none: Buffer) -> list[Buffer]:
+        """Weights of the norms of queries and keys; `none` where there is no norm."""
+        return [none if spec is None else self.vectors[spec.name] for spec in (op.query_norm, op.key_norm)]
+
 
 class PackedModel:
     """A GGUF model's weights on a device, packed for our kernels. Use as a context manager, or `close` it."""
@@ -279,6 +283,21 @@ class PackedModel:
         """Read a file to a device; raises GgufError, UnsupportedModelError or OutOfMemory."""
         with Gguf.open(path) as file:
             return cls(file, device, progress)
+
+    def matrices_of(self, layer: int, op: Op | Logits) -> tuple[PackedMatrix, ...]:
+        """Those of an operation of a layer."""
+        match op:
+            case Logits():
+                return (self.output,)
+            case Project():
+                return self.layers[layer].qkv
+            case Attend():
+                return ()
+        return tuple(self.layers[layer].matrices[spec.name] for spec in op.matrices)
+
+    def vectors_of(self, layer: int, op: Op | Logits) -> Mapping[str, Buffer]:
+        """Where those of an operation of a layer are."""
+        return self.vectors if isinstance(op, Logits) else self.layers[layer].vectors
 
     @property
     def narrow(self) -> bool:

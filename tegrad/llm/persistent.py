@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from tegrad.hw.chips import Chip, by_arch
 from tegrad.llm.arch import Config
-from tegrad.llm.attention import PLAIN as PLAIN_SCORES
-from tegrad.llm.attention import ROPES, Scoring
+from tegrad.llm.attention import Scoring
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import TUNED
 from tegrad.llm.errors import UnsupportedModelError, UntunedChipError
 from tegrad.llm.formats import FORMATS, PLAIN, SEGMENT, SET, BlockType
+from tegrad.llm.macros import ACTIVATIONS, QK_NORMS, ROPES, number
 from tegrad.llm.network import Add, Attend, Gate, Norm, NormKind, Project
-from tegrad.llm.network import Network as ModelNetwork
+from tegrad.llm.network import Network as Operations
 from tegrad.llm.packed import PackedMatrix, PackedModel
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.rope import Rope
@@ -145,23 +145,12 @@ def fixed(matrices: Iterable[Matrix], consumers: int) -> bool:
 
 @dataclass(frozen=True)
 class Persistent:
-    """A program's kernel for a chip. `attention` holds attention.cuh's macros, of which POSITIONS and EPS."""
+    """A program's kernel for a chip and a cache of so many positions."""
 
     program: Program
     arch: str
     positions: int
-    rope: str
-    rope_pairs: int
-    eps: float
-    head_eps: float | None = None
-    """Of norms of queries and keys, which they have where it is given."""
     cache_q8: bool = False
-    unnormed: bool = False
-    """Layers read the residual stream as it is."""
-    logit_cap: float | None = None
-    activation: str = "silu"
-    embedding_scale: float = 1.0
-    scoring: Scoring = PLAIN_SCORES
     store_logits: bool = True
     timestamps: bool = False
     tuning: Tuning = field(default_factory=Tuning)
@@ -187,17 +176,18 @@ class Persistent:
     def defines(self) -> Mapping[str, Any]:
         """The kernel's macros."""
         net, program, tuning = self.program.network, self.program, self.tuning
+        config, model, attend = net.config, net.model, turning(net.model)
         matrices = list(net.matrices())
         kinds = {matrix.kind for matrix in (*matrices, net.embedding)}
         own = max(ins.output.count for ins in program.stages[0].instructions if ins.output is not None)
         made: dict[str, Any] = {
             "CTAS": program.ctas, "STAGES": len(program.stages), "SPLITS": program.splits,
-            "VOCAB": net.output.rows, "DIM": net.dim, "HEADS": net.heads,
-            "KV_HEADS": net.kv_heads * program.head_groups, "CACHE_HEADS": net.kv_heads, "HEAD_DIM": net.head_dim,
-            "POSITIONS": self.positions,
-            "ROPE": ROPES[self.rope], "ROPE_PAIRS": self.rope_pairs, "EPS": f"{self.eps:.9e}f",
-            "QK_NORM": (self.head_eps is not None) * (1 + net.whole_norms), "CACHE_Q8": self.cache_q8,
-            "ACTIVATION": {"silu": 1, "gelu": 2}[self.activation],
+            "VOCAB": net.output.rows, "DIM": config.dim, "HEADS": config.heads,
+            "KV_HEADS": config.kv_heads * program.head_groups, "CACHE_HEADS": config.kv_heads,
+            "HEAD_DIM": config.head_dim, "POSITIONS": self.positions,
+            "ROPE": ROPES[attend.rotation], "ROPE_PAIRS": attend.rope.dim // 2, "EPS": number(config.eps),
+            "QK_NORM": QK_NORMS[attend.norms], "CACHE_Q8": self.cache_q8,
+            "ACTIVATION": ACTIVATIONS[model.gate.activation],
             "JOINS": self.layout.joins, "COUNTERS": self.layout.counters, "REPORTS": self.layout.reports,
             "COLUMNS": max(m.columns for m in matrices),
             "OWN": own, "SPLIT_SETS": _splits_sets(program), "SUMS": _most_sums(program), "SHARED": self.shared_bytes,
@@ -205,18 +195,22 @@ class Persistent:
             "SPLIT_FROM": tuning.attention_rows, "FIXED": fixed(matrices, tuning.consumers),
             "ATTENTION_SYNC()": "barrier_sync<ATTENTION_WARPS_READY>(32*ATTENTION_WARPS)",
         }  # fmt: skip
-        made |= {f"USES_{kind.name}": 1 for kind in kinds} | self.scoring.defines
+        made |= {f"USES_{kind.name}": 1 for kind in kinds}
+        made |= Scoring.of(config, replace(attend, window=None), self.positions).defines
         if any(matrix.columns % 256 for matrix in matrices if matrix.kind not in PLAIN):
             made["NARROW"] = 1
-        if self.head_eps not in (None, self.eps):
-            made["QK_EPS"] = f"{self.head_eps:.9e}f"
-        if self.embedding_scale != 1:
-            made["EMBEDDING_SCALE"] = f"{self.embedding_scale:.9e}f"
-        if self.logit_cap is not None:
-            made["LOGIT_CAP"] = f"{self.logit_cap:.9e}f"
+        if attend.query_norm is not None and config.head_eps != config.eps:
+            made["QK_EPS"] = number(config.head_eps)
+        if model.embed.scale != 1:
+            made["EMBEDDING_SCALE"] = number(model.embed.scale)
+        if model.logits.cap is not None:
+            made["LOGIT_CAP"] = number(model.logits.cap)
         if turns := max(layer.turn for layer in net.layers):
             made["ANGLE_TABLES"] = 1 + turns
-        given = {"POST_NORMS": net.post_norms, "UNNORMED": self.unnormed, "RINGS": any(one.rows for one in net.layers)}
+        given = {
+            "POST_NORMS": model.last_add.norm is not None, "UNNORMED": model.project.norm is None,
+            "RINGS": any(one.rows for one in net.layers),
+        }  # fmt: skip
         made |= {name: 1 for name, there in given.items() if there}
         for name in Tuning.__dataclass_fields__:
             if (value := getattr(tuning, name)) is not None:
@@ -353,25 +347,22 @@ class PersistentPlan:
 
     def _make(self, cache: KvCache, tuning: Tuning | None, reach: int, ctas: int, timestamps: bool) -> None:
         config, net, workspace = self.config, self.config.network, self._workspace
-        made, attend = network(self.model, cache, workspace), _turning(net)
+        made = network(self.model, cache, workspace)
         if tuning is None:
             positions = cache.positions if reach > NEAR_POSITIONS else reach
             kinds = (matrix.kind for matrix in made.matrices())
             rings = any(layer.rows for layer in made.layers)
-            tuning = Tuning.suited(kinds, positions, q8=cache.q8, head_dim=made.head_dim, rings=rings)
+            tuning = Tuning.suited(kinds, positions, q8=cache.q8, head_dim=config.head_dim, rings=rings)
         program = build(made, ctas, head_groups=tuning.head_groups)
         self.kernel = Persistent(
-            program, self.device.arch, cache.positions, attend.rotation, attend.rope.dim // 2, config.eps,
-            config.head_eps if attend.query_norm is not None else None, cache.q8, net.project.norm is None,
-            net.logits.cap, net.gate.activation, net.embed.scale,
-            Scoring.of(config, replace(attend, window=None), cache.positions), timestamps=timestamps, tuning=tuning,
-        )  # fmt: skip
+            program, self.device.arch, cache.positions, cache.q8, timestamps=timestamps, tuning=tuning
+        )
         words = self.kernel.words
         prove(program, words)
         self._program = self.kernel.load(self.device)
         self._words = workspace.put(words)
         self._space = workspace.put(np.zeros(self.kernel.space_bytes, np.uint8))
-        self._rope = workspace.put(_turns(net, cache.positions, self.model.divisors.of(cache.positions)))
+        self._rope = workspace.put(angle_tables(net, cache.positions, self.model.divisors.of(cache.positions)))
         self.logits = workspace.take(4 * config.vocab, LOGITS_SPEC)
         self.timestamps = workspace.take(32 * ctas * len(program.stages)) if timestamps else self.logits
         """Where asked for: u64 (ctas, stages, 4), cycles of each SM."""
@@ -387,62 +378,54 @@ class PersistentPlan:
 def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network:
     """A loaded model as the schedule sees it; UnsupportedModelError for what the kernel has no word for."""
     config, net = model.config, model.config.network
-    project, attend, add_mixed, gated, add_hidden = kernels_block(config)
+    check_block(config)
 
     def matrix(name: str, packed: PackedMatrix) -> Matrix:
         if packed.bias is not None:
             raise UnsupportedModelError(f"{name} has a bias, which the persistent step does not add")
         return Matrix(name, packed.kind, packed.rows, packed.columns, packed.buffer.va_addr)
 
-    ones = workspace.put(np.ones(config.dim, np.float32)).va_addr if project.norm is None else 0
+    ones = workspace.put(np.ones(config.dim, np.float32)).va_addr if net.project.norm is None else 0
     windows = [op.window if op.window is not None and op.window < cache.positions else 0 for op in net.attends]
     ropes = _ropes(net)
     layers = []
     for at, (op, layer, kept) in enumerate(zip(net.attends, model.layers, cache.layers, strict=True)):
-        qkv = [matrix(f"blk.{at}.qkv.{index}", replace(packed, bias=None)) for index, packed in enumerate(layer.qkv)]
-        output, gate, up, down = (
-            matrix(f"blk.{at}.{spec.name}", layer.matrices[spec.name])
-            for spec in (add_mixed.matrix, *gated.matrices, add_hidden.matrix)
-        )
-        names = [
-            None if norm is None else norm.spec for norm in (project.norm, gated.norm, add_mixed.norm, add_hidden.norm)
-        ]
-        found = [
-            0 if spec is None else layer.vectors[spec.name].va_addr for spec in (*names, op.query_norm, op.key_norm)
-        ]
+        qkv = (matrix(f"blk.{at}.qkv.{index}", replace(packed, bias=None)) for index, packed in enumerate(layer.qkv))
+        matrices = {"qkv": tuple(qkv)}
+        for one in net.blocks[at]:
+            if isinstance(one, Add | Gate):
+                own = (matrix(f"blk.{at}.{spec.name}", layer.matrices[spec.name]) for spec in one.matrices)
+                matrices[one.role] = tuple(own)
+        vectors = {name: vector.va_addr for name, vector in layer.vectors.items()}
         layers.append(
             Layer(
-                tuple(qkv), output, gate, up, down, found[0] or ones, found[1] or ones,
-                _joined_bias(model, layer.qkv, workspace), found[4], found[5],
+                matrices, vectors, _joined_bias(model, layer.qkv, workspace),
                 kept.keys.va_addr, kept.values.va_addr, kept.key_scales.va_addr, kept.value_scales.va_addr,
-                ropes.index(op.rope), found[2], found[3], kept.rows if any(windows) else 0, windows[at],
+                ropes.index(op.rope), kept.rows if any(windows) else 0, windows[at],
             )
         )  # fmt: skip
     embedding = matrix("token_embd", model.embedding)
     last = embedding if model.output is model.embedding else matrix("output", model.output)
-    return Network(
-        config.dim, config.ffn, config.heads, config.kv_heads, config.head_dim, embedding, tuple(layers), last,
-        model.vectors[net.logits.norm.spec.name].va_addr, add_mixed.norm is not None, attend.norms == "whole",
-    )  # fmt: skip
+    output_norm = model.vectors[net.logits.norm.spec.name].va_addr
+    return Network(config, embedding, tuple(layers), last, output_norm, ones)
 
 
-def kernels_block(config: Config) -> tuple[Project, Attend, Add, Gate, Add]:
-    """A model's block, which must be the one that the kernel runs, a gated one of RMS norms and rotated heads; alike in
-    all layers, but for windows and angles. UnsupportedModelError."""
-    net, turning = config.network, _turning(config.network)
-    alike = [replace(turning, rotation=op.rotation, rope=op.rope, window=op.window) for op in net.attends]
+def check_block(config: Config) -> None:
+    """UnsupportedModelError where a model's block is not the one that the kernel runs: a gated one of RMS norms and
+    rotated heads, alike in all layers but for windows and angles."""
+    net, turned = config.network, turning(config.network)
+    alike = [replace(turned, rotation=op.rotation, rope=op.rope, window=op.window) for op in net.attends]
     widths = {op.rope.dim for op in net.attends if op.rotation != "none"}
     if alike != list(net.attends) or len(widths) > 1:
         raise UnsupportedModelError(f"the persistent step does not run {config.arch.name}: its layers differ")
-    first = [turning if isinstance(op, Attend) else op for op in net.blocks[0]]
-    match first:
-        case (Project() as project, Attend() as attend, Add() as mixed, Gate() as gated, Add() as hidden):
+    match net.blocks[0]:
+        case (Project() as project, Attend(), Add() as mixed, Gate() as gated, Add() as hidden):
             before, after = ([_kind(op.norm) for op in ops] for ops in ((project, gated), (mixed, hidden)))
             fits = (mixed.reads, hidden.reads) == ("mixed", "hidden") and gated.gate is not None
             fits = fits and {*before, *after, _kind(net.logits.norm)} <= {"rms", None}
             fits = fits and before[0] == before[1] and after[0] == after[1]
-            if fits and attend.rotation != "none" and net.embed.positions is None:
-                return project, attend, mixed, gated, hidden
+            if fits and turned.rotation != "none" and net.embed.positions is None:
+                return
     raise UnsupportedModelError(
         f"the persistent step does not run {config.arch.name}: its norm, gate or positions differ"
     )
@@ -452,19 +435,19 @@ def _kind(norm: Norm | None) -> NormKind | None:
     return None if norm is None else norm.kind
 
 
-def _turning(net: ModelNetwork) -> Attend:
+def turning(net: Operations) -> Attend:
     """The first layer's attention that rotates heads, or the first one's."""
     return next((op for op in net.attends if op.rotation != "none"), net.attends[0])
 
 
-def _ropes(net: ModelNetwork) -> list[Rope]:
+def _ropes(net: Operations) -> list[Rope]:
     """The different ones, in the order of the layers."""
     return list(dict.fromkeys(op.rope for op in net.attends))
 
 
-def _turns(net: ModelNetwork, positions: int, divisors: NDArray[np.float32] | None) -> NDArray[np.float32]:
+def angle_tables(net: Operations, positions: int, divisors: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
     """Cosines and sines (ropes, 2, positions, pairs) of each rope; where nothing is rotated, of no angle."""
-    none = np.zeros((2, positions, _turning(net).rope.dim // 2), np.float32)
+    none = np.zeros((2, positions, turning(net).rope.dim // 2), np.float32)
     none[0] = 1
     return np.stack([rope.tables(positions, divisors) if rope.dim else none for rope in _ropes(net)])
 

@@ -13,28 +13,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
-from tegrad.llm import network
-from tegrad.llm.attention import BUFFERS, Attention
+from tegrad.llm import embedding
+from tegrad.llm.attention import Attention
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import Role
-from tegrad.llm.embedding import scaled
-from tegrad.llm.formats import PLAIN
+from tegrad.llm.formats import PLAIN, SET
 from tegrad.llm.launch_config import launch_config
-from tegrad.llm.matvec import BEST_ROWS, SET, Activation, LaunchConfig, Part, Product
-from tegrad.llm.network import Add, Attend, Gate, Logits, Op, Project
-from tegrad.llm.packed import PackedLayer, PackedMatrix, PackedModel
-from tegrad.llm.programs import Programs, load_kernel
+from tegrad.llm.macros import Activation, Norm
+from tegrad.llm.matvec import BEST_ROWS, LaunchConfig, Part, Product
+from tegrad.llm.network import Add, Attend, Gate, Op, Project, Reader
+from tegrad.llm.packed import PackedMatrix, PackedModel
+from tegrad.llm.programs import Programs
 from tegrad.llm.state import LOGITS_SPEC, States
 from tegrad.llm.turns import Turns
 from tegrad.llm.workspace import ALIGN, Workspace
 from tegrad.nv.gpu import Buffer
 from tegrad.nv.replay import Launch
 
-EMBED_THREADS: Final = 256
 JOIN_THREADS: Final = 512
 
 
@@ -59,7 +58,7 @@ def vector_in(workspace: Workspace, size: int) -> Vector:
 
 
 class _GivenNorm(NamedTuple):
-    kind: network.NormKind | Literal["none"]
+    kind: Norm
     weight: Buffer
     bias: Buffer
 
@@ -91,7 +90,8 @@ class DecodePlan:
         self._overlap = int(overlap)
         self._states, self._cache = states, cache
         self._workspace = Workspace(self.device)
-        self._programs: dict[tuple[Product, LaunchConfig], Any] = {}
+        self._programs = Programs(self.device)
+        self._made: dict[tuple[Product, LaunchConfig], Any] = {}
         self.products: list[tuple[Role, Product]] = []
         """Each product's role, in the order of their launches."""
         self._ss_parts = 0
@@ -137,11 +137,8 @@ class DecodePlan:
         entries = -(-config.vocab // BEST_ROWS)
         self.best, self.best_row = workspace.take(4 * entries), workspace.take(4 * entries)
         self._make_attention()
-        launches = [self._embed()]
-        for at in range(config.layers):
-            launches += self._layer(at)
-        launches += self._logits()
-        self.launches: tuple[Launch, ...] = tuple(launches)
+        embed, layers = self._embed(), [self._operation(at, op) for at, op in self._network.operations()]
+        self.launches: tuple[Launch, ...] = (embed, *layers, *self._logits())
 
     # --- what is read by what ---------------------------------------------------------------------------------------
 
@@ -151,84 +148,68 @@ class DecodePlan:
     def _reads_x(self, matrices: Sequence[PackedMatrix]) -> bool:
         return any(matrix.kind in PLAIN for matrix in matrices)
 
+    def _readers(self, at: int, op: Op) -> list[PackedMatrix]:
+        """What multiplies what an operation of a layer makes."""
+        readers = self._network.readers(at, op)
+        return [matrix for layer, reader in readers for matrix in self.model.matrices_of(layer, reader)]
+
     def _read_by(self, at: int, op: Op | None) -> tuple[Sequence[PackedMatrix], Buffer]:
         """What reads the residual stream after an operation of layer `at`, or after the embedding (0, None); and the
         weight of its norm."""
         at, reader = self._network.reader(at, op)
-        if isinstance(reader, Logits):
-            return (self.model.output,), self.model.vectors[reader.norm.spec.name]
-        layer = self.model.layers[at]
-        return self._matrices(layer, reader), self._norm(layer, reader.norm).weight
-
-    def _matrices(self, layer: PackedLayer, op: Project | Gate) -> Sequence[PackedMatrix]:
-        return layer.qkv if isinstance(op, Project) else [layer.matrices[spec.name] for spec in op.matrices]
+        return self.model.matrices_of(at, reader), self._norm(at, reader).weight
 
     # --- launches ---------------------------------------------------------------------------------------------------
 
     def _embed(self) -> Launch:
-        model, config = self.model, self.config
         matrices, norm = self._read_by(0, None)
-        wants_q = self._reads_q(matrices)
-        table, learned = model.embedding, model.positions
-        defines: dict[str, Any] = {"K": config.dim, "ROWS": config.vocab, "FORMAT": table.kind.name, "OUT_Q": wants_q}
-        defines["OVERLAP"] = self._overlap
-        defines |= scaled(self._network.embed)
-        buffers = [self._states.states, table.buffer]
-        if learned is not None:
-            defines |= {"POSITIONS": learned.rows, "POSITIONS_FORMAT": learned.kind.name}
-            buffers.append(learned.buffer)
-        buffers.append(self._x.x)
+        wants_q, x = self._reads_q(matrices), self._x
+        more, defines = [norm, x.q, x.s, x.ss] if wants_q else [], dict[str, int]()
         if wants_q:
-            buffers += [norm, self._x.q, self._x.s, self._x.ss]
             # Sums of as many rows as the down products make, so that the same kernel reads them in every layer.
             last = self._network.last_add
-            down = self.model.layers[0].matrices[last.matrix.name]
-            added = self._residual(down, self._read_by(0, last)[0]) if last.norm is None else self._apart(down)
+            (down,) = self.model.matrices_of(0, last)
+            added = self._residual(down, self._readers(0, last)) if last.norm is None else self._apart(down)
             rows = self._launch_config(last.role, added).cta_rows
             defines["SUM"] = min(rows, BEST_ROWS)
-            self._ss_parts = -(-config.dim // min(rows, BEST_ROWS))
-        program = load_kernel(self.device, "embed", buffers=len(buffers), **defines)
-        return Launch(program, tuple(buffers), (-(-config.dim // EMBED_THREADS), 1, 1), (EMBED_THREADS, 1, 1))
-
-    def _layer(self, at: int) -> list[Launch]:
-        return [self._operation(at, op) for op in self._network.blocks[at]]
+            self._ss_parts = -(-self.config.dim // min(rows, BEST_ROWS))
+        return embedding.launch(
+            self.model, self._programs, self._states.states, x.x, more=more, OUT_Q=wants_q, OVERLAP=self._overlap,
+            **defines,
+        )  # fmt: skip
 
     def _operation(self, at: int, op: Op) -> Launch:
-        layer = self.model.layers[at]
         match op:
             case Project():
-                return self._product(op.role, layer.qkv, self._x, self._qkv, norm=self._norm(layer, op.norm))
+                return self._product(at, op, self._x, self._qkv)
             case Attend():
                 return self._attention_launch(at, op)
             case Gate():
-                readers = [layer.matrices[reader.matrix.name] for reader in self._network.reads("hidden")]
                 return self._product(
-                    op.role, self._matrices(layer, op), self._x, self._hidden, norm=self._norm(layer, op.norm),
-                    gated=op.gate is not None, activation=op.activation, readers=readers,
+                    at, op, self._x, self._hidden, gated=op.gate is not None, activation=op.activation,
+                    readers=self._readers(at, op),
                 )  # fmt: skip
             case Add():
-                source = self._mixed if op.reads == "mixed" else self._hidden
+                (matrix,), source = self.model.matrices_of(at, op), self._mixed if op.reads == "mixed" else self._hidden
                 if op.norm is not None:
-                    norm = layer.vectors[op.norm.spec.name]
-                    return self._set_apart(op.role, layer.matrices[op.matrix.name], source, norm)
-                return self._add(op.role, layer.matrices[op.matrix.name], source, *self._read_by(at, op))
+                    return self._set_apart(op.role, matrix, source, self.model.layers[at].vectors[op.norm.spec.name])
+                return self._add(op.role, matrix, source, *self._read_by(at, op))
 
-    def _norm(self, vectors: PackedLayer | PackedModel, norm: network.Norm | None) -> _GivenNorm:
-        """A norm with its vectors, ones where there is no norm; the weight stands in for a bias that is not there and
-        not read."""
-        if norm is None:
+    def _norm(self, at: int, reader: Reader) -> _GivenNorm:
+        """A reader's norm with its vectors, ones where there is no norm; the weight stands in for a bias that is not
+        there and not read."""
+        if reader.norm is None:
             return _GivenNorm("none", self._ones, self._ones)
-        found, name = vectors.vectors, norm.spec.name
-        return _GivenNorm(norm.kind, found[name], found.get(f"{name}.bias", found[name]))
+        found, name = self.model.vectors_of(at, reader), reader.norm.spec.name
+        return _GivenNorm(reader.norm.kind, found[name], found.get(f"{name}.bias", found[name]))
 
     def _product(
         self,
-        role: Role,
-        matrices: Sequence[PackedMatrix],
+        at: int,
+        reader: Reader,
         source: Vector,
         target: Vector | Buffer,
         *,
-        norm: _GivenNorm,
         gated: bool = False,
         activation: Activation = "none",
         readers: Sequence[PackedMatrix] | None = None,
@@ -236,6 +217,7 @@ class DecodePlan:
         cap: float | None = None,
     ) -> Launch:
         """A product of the normed residual stream; `readers` are the matrices that read what it writes."""
+        matrices, norm = self.model.matrices_of(at, reader), self._norm(at, reader)
         waiting, self._waiting = self._waiting, None
         product = Product(
             _parts(matrices), matrices[0].columns, norm.kind, self.config.eps,
@@ -251,7 +233,7 @@ class DecodePlan:
             given |= {"out": target.x, "out_q": target.q, "out_s": target.s}
         else:
             given["out"] = target
-        return self._launch(role, product, matrices, source, given)
+        return self._launch(reader.role, product, matrices, source, given)
 
     def _add(
         self, role: Role, matrix: PackedMatrix, source: Vector, readers: Sequence[PackedMatrix], norm: Buffer
@@ -278,8 +260,8 @@ class DecodePlan:
         size, wants_q, x, joined = self.config.dim, self._reads_q(readers), self._x, self._joined
         buffers = [x.x, self._y.x, self._y.ss, waiting.norm, joined.x]
         buffers += [norm, joined.q, joined.s, joined.ss] if wants_q else []
-        program = load_kernel(
-            self.device, "join", buffers=len(buffers), K=size, SS_PARTS=waiting.ss_parts, EPS=f"{self.config.eps!r}f",
+        program = self._programs(
+            "join", buffers=len(buffers), K=size, SS_PARTS=waiting.ss_parts, EPS=f"{self.config.eps!r}f",
             THREADS=JOIN_THREADS, OUT_Q=wants_q, OVERLAP=self._overlap,
         )  # fmt: skip
         self._x, self._joined, self._waiting = joined, x, None
@@ -307,29 +289,27 @@ class DecodePlan:
         needed = product.joins or (product.packed and product.norm != "none")
         product = replace(product, ss_parts=product.ss_parts if needed else 0)
         self.products.append((role, product))
-        if (product, chosen) not in self._programs:
+        if (product, chosen) not in self._made:
             overlap = 2 * self._overlap if role == "logits" else self._overlap  # what samples does not wait by itself
-            self._programs[product, chosen] = product.load(self.device, chosen, overlap)
+            self._made[product, chosen] = product.load(self.device, chosen, overlap)
         buffers = {"q": source.q, "s": source.s, "ss": source.ss, "x": source.x, **given}
         for index, matrix in enumerate(matrices):
             buffers |= {f"w{index}": matrix.buffer, f"b{index}": matrix.bias or self._zeros}
         chosen_buffers = tuple(buffers[name] for name in product.arguments)
-        program = self._programs[product, chosen]
+        program = self._made[product, chosen]
         return Launch(program, chosen_buffers, (product.grid(chosen), 1, 1), (32 * chosen.warps, 1, 1))
 
     def _logits(self) -> list[Launch]:
-        op = self._network.logits
-        norm, output = self._norm(self.model, op.norm), (self.model.output,)
-        before = [] if self._waiting is None else [self._join(self._waiting, output, norm.weight)]
-        return [*before, self._product("logits", output, self._x, self.logits, norm=norm, best=True, cap=op.cap)]
+        op, norm = self._network.logits, self._norm(self.config.layers, self._network.logits)
+        before = [] if self._waiting is None else [self._join(self._waiting, (self.model.output,), norm.weight)]
+        return [*before, self._product(self.config.layers, op, self._x, self.logits, best=True, cap=op.cap)]
 
     # --- attention --------------------------------------------------------------------------------------------------
 
     def _make_attention(self) -> None:
         """The kernels of attention: one for all layers that attend alike."""
-        adds = self._network.reads("mixed")
-        outputs = [layer.matrices[add.matrix.name] for layer in self.model.layers for add in adds]
-        made = {
+        outputs = [matrix for at, op in enumerate(self._network.attends) for matrix in self._readers(at, op)]
+        self._attend = {
             op: Attention.of(
                 self.config, op, self._cache.positions, "q8_0" if self._cache.q8 else "f16", self.device,
                 rows=kept.rows, floats=self._reads_x(outputs), quantized=self._reads_q(outputs),
@@ -337,23 +317,17 @@ class DecodePlan:
             )
             for op, kept in zip(self._network.attends, self._cache.layers, strict=True)
         }  # fmt: skip
-        self._partials = self._workspace.take(max(each.workspace_bytes for each in made.values()))
-        self._counters = self._workspace.put(bytes(max(each.counter_bytes for each in made.values())))
-        programs = Programs(self.device)
-        self._attend = {
-            op: (each, programs("attention", buffers=len(BUFFERS) + (each.blocks is not None), **each.defines))
-            for op, each in made.items()
-        }
+        self._space = (
+            self._workspace.take(max(each.workspace_bytes for each in self._attend.values())),
+            self._workspace.put(bytes(max(each.counter_bytes for each in self._attend.values()))),
+        )
 
     def _attention_launch(self, at: int, op: Attend) -> Launch:
-        layer, kept = self.model.layers[at], self._cache.layers[at]
-        norms = [self._zeros if spec is None else layer.vectors[spec.name] for spec in (op.query_norm, op.key_norm)]
-        mixed = self._mixed
-        buffers = (self._states.states, self._qkv, *norms, self._turns(op.rope), kept.keys, kept.values,
-                   kept.key_scales, kept.value_scales, self._partials, self._counters, mixed.x, mixed.q,
-                   mixed.s, *kept.tables)  # fmt: skip
-        attention, program = self._attend[op]
-        return Launch(program, buffers, attention.grid, attention.block)
+        mixed, norms = self._mixed, self.model.layers[at].head_norms(op, self._zeros)
+        return self._attend[op].launch(
+            self._programs, self._states.states, self._qkv, norms, self._turns(op.rope), self._cache.layers[at],
+            self._space, (mixed.x, mixed.q, mixed.s),
+        )  # fmt: skip
 
 
 def _parts(matrices: Sequence[PackedMatrix]) -> tuple[Part, ...]:

@@ -10,18 +10,19 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tegrad.llm.attention import ROPES, Scoring
-from tegrad.llm.cache import KvCache, pool_macros
+from tegrad.llm import embedding
+from tegrad.llm.attention import Scoring
+from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import kernels_of
-from tegrad.llm.embedding import scaled
 from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.flash import Flash
 from tegrad.llm.gemm import TilePicker, pick_quickest
+from tegrad.llm.macros import QK_NORMS, ROPES, number
 from tegrad.llm.network import Attend
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.rows import Rows, floats
@@ -34,7 +35,6 @@ CHUNKS: Final = (32, 128, 512)
 """Tokens of a chunk, ascending: the smallest that holds what is left of a prompt, else the largest."""
 MOST_LOGITS_BYTES: Final = 64 << 20
 """Bytes of a chunk's logits, where all are asked for; a chunk of the smallest size may take more."""
-EMBED_THREADS: Final = 256
 QKV_WARPS: Final = 4
 WIDE_HEAD_DIM: Final = 128
 """Elements of a head beyond which attention's tiles are halved, or its sums would not fit the registers."""
@@ -241,42 +241,35 @@ class Prefill:
 
     def _embed(self, size: int) -> Launch:
         matrix, learned = self.model.embedding, self.model.positions
-        defines: dict[str, Any] = {"FORMAT": matrix.kind.name, "ROWS": matrix.rows, "COLUMNS": matrix.columns}
-        defines |= scaled(self.config.network.embed)
-        defines["POSITIONS"] = learned.rows if learned else 0
-        if learned:
-            defines["POSITIONS_FORMAT"] = learned.kind.name
+        defines = {"COLUMNS": matrix.columns, "POSITIONS": 0, **embedding.macros(self.model)}
         program = self.rows.programs("embed_rows", buffers=5, OVERLAP=self.rows.overlaps(size), **defines)
         buffers = (self.rows.x, matrix.buffer, (learned or matrix).buffer, self._tokens, self._chunk)
-        return Launch(program, buffers, (-(-matrix.columns // EMBED_THREADS), size, 1), (EMBED_THREADS, 1, 1))
+        threads = embedding.THREADS
+        return Launch(program, buffers, (-(-matrix.columns // threads), size, 1), (threads, 1, 1))
 
     def _attention(self, size: int, at: int, op: Attend) -> list[Launch]:
         config, programs, cache = self.config, self.rows.programs, self.cache.layers[at]
         tile = 64 if config.head_dim <= WIDE_HEAD_DIM else 32
         warps = kernels_of(self.device.arch).flash_warps if config.head_dim == WIDE_HEAD_DIM else 4
-        scoring = Scoring.of(config, op, self.cache.positions)
         flash = Flash(
-            config.heads, config.kv_heads, config.head_dim, cache.rows, self.cache.q8, warps, tile, scoring,
-            cache.table_blocks,
+            config.heads, config.kv_heads, config.head_dim, cache.rows, self.cache.q8, warps, tile,
+            Scoring.of(config, op, self.cache.positions), cache.table_blocks,
         )  # fmt: skip
         attend = flash.launch(
             programs, out=self.rows.mixed, q=self._queries, keys=cache.keys, values=cache.values, chunk=self._chunk,
             tokens=size, key_scales=cache.key_scales, value_scales=cache.value_scales, table=cache.table,
             overlap=self.rows.overlaps(size),
         )  # fmt: skip
-        return [self._store(size, at, op), attend]
+        return [self._store(size, at, op, flash), attend]
 
-    def _store(self, size: int, at: int, op: Attend) -> Launch:
+    def _store(self, size: int, at: int, op: Attend, flash: Flash) -> Launch:
         config, rows, cache = self.config, self.rows, self.cache.layers[at]
         program = rows.programs(
-            "store_qkv", buffers=10 + len(cache.tables), values=1,
-            HEADS=config.heads, KV_HEADS=config.kv_heads, HEAD_DIM=config.head_dim, POSITIONS=cache.rows,
-            CACHE_Q8=self.cache.q8, ROPE=ROPES[op.rotation], ROPE_PAIRS=op.rope.dim // 2,
-            QK_NORM=("none", "head", "whole").index(op.norms), EPS=f"{config.head_eps:.9e}f",
-            WARPS=QKV_WARPS, OVERLAP=rows.overlaps(size), **Scoring.of(config, op, self.cache.positions).defines,
-            **pool_macros(cache.table_blocks),
+            "store_qkv", buffers=10 + len(cache.tables), values=1, ROPE=ROPES[op.rotation],
+            ROPE_PAIRS=op.rope.dim // 2, QK_NORM=QK_NORMS[op.norms], EPS=number(config.head_eps),
+            WARPS=QKV_WARPS, OVERLAP=rows.overlaps(size), **flash.defines,
         )  # fmt: skip
-        norms = rows.head_norms(self.model.layers[at], op)
+        norms = self.model.layers[at].head_norms(op, rows.x)
         buffers = (self._queries, cache.keys, cache.values, cache.key_scales, cache.value_scales, rows.qkv, *norms,
                    rows.turns(op.rope), self._chunk, *cache.tables)  # fmt: skip
         grid = (size, -(-(config.heads + 2 * config.kv_heads) // QKV_WARPS), 1)

@@ -14,8 +14,9 @@ import numpy as np
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import F32
 from tegrad.llm.gemm import Gemm, Operands, TilePicker, pick_quickest, scratch_bound
+from tegrad.llm.macros import NORMS, number
 from tegrad.llm.network import Add, Attend, Gate, Logits, Project, Reader
-from tegrad.llm.packed import PackedLayer, PackedMatrix, PackedModel
+from tegrad.llm.packed import PackedMatrix, PackedModel
 from tegrad.llm.programs import Programs
 from tegrad.llm.turns import Turns
 from tegrad.llm.workspace import Workspace
@@ -23,7 +24,6 @@ from tegrad.nv.gpu import Buffer, Gpu
 from tegrad.nv.program import LaunchError
 from tegrad.nv.replay import Launch
 
-NORMS: Final = {"none": 0, "rms": 1, "layer": 2}
 NORM_THREADS: Final = 256
 COUNT_AT: Final = 4
 """Where `count` lies in a Chunk."""
@@ -87,7 +87,6 @@ class Rows:
         self, at: int, tokens: int, chunk: Buffer, attention: Callable[[int, Attend], Sequence[Launch]]
     ) -> list[Launch]:
         """A layer of up to `tokens` rows of x; `attention` of the layer takes `qkv` to `mixed`."""
-        layer = self.model.layers[at]
         launches: list[Launch] = []
         for op in self.network.blocks[at]:
             match op:
@@ -99,7 +98,7 @@ class Rows:
                     launches += self._gated(at, op, tokens, chunk)
                 case Add():
                     source = self.mixed if op.reads == "mixed" else self._hidden
-                    matrix = layer.matrices[op.matrix.name]
+                    (matrix,) = self.model.matrices_of(at, op)
                     apart = op.norm is not None
                     y = self._added if apart else self.x
                     launches.append(self.product(matrix, source, y, tokens, chunk, add=not apart))
@@ -107,19 +106,18 @@ class Rows:
 
     def _project(self, at: int, op: Project, tokens: int, chunk: Buffer) -> list[Launch]:
         launches, first = [self.norm(at, op, tokens, chunk)], 0
-        for matrix in self.model.layers[at].qkv:
+        for matrix in self.model.matrices_of(at, op):
             y = self.qkv.offset(4 * first, self.qkv.size - 4 * first)
             launches.append(self.product(matrix, self.normed, y, tokens, chunk, stride=self.qkv_rows))
             first += matrix.rows
         return launches
 
     def _gated(self, at: int, op: Gate, tokens: int, chunk: Buffer) -> list[Launch]:
-        layer = self.model.layers[at]
-        up, gate = layer.matrices[op.up.name], layer.matrices[op.gate.name] if op.gate else None
-        if gate is not None and gate.kind is not up.kind:
+        first, *more = self.model.matrices_of(at, op)
+        if any(up.kind is not first.kind for up in more):
             raise UnsupportedModelError("gate and up matrices differ in format: convert the model with one for both")
         norm = self.norm(at, op, tokens, chunk)
-        product = self.product(gate or up, self.normed, self._hidden, tokens, chunk, second=up if gate else None,
+        product = self.product(first, self.normed, self._hidden, tokens, chunk, second=more[0] if more else None,
                                activation=op.activation, half_out=True)  # fmt: skip
         return [norm, product]
 
@@ -140,14 +138,14 @@ class Rows:
         Where the product before has a norm of its own, it is added to x now.
         """
         config, name = self.config, None if op.norm is None else op.norm.spec.name
-        vectors = self.model.vectors if isinstance(op, Logits) else self.model.layers[at].vectors
+        vectors = self.model.vectors_of(at, op)
         writer = self.network.writer(at, None if isinstance(op, Logits) else op)
         weight = self.x if name is None else vectors[name]
         buffers = [self.normed, self.x, weight, vectors.get(f"{name}.bias", weight), chunk]
         defines: dict[str, Any] = {
             "COLUMNS": config.dim,
             "NORM": NORMS[op.norm.kind if op.norm else "none"],
-            "EPS": f"{config.eps:.9e}f",
+            "EPS": number(config.eps),
         }
         if writer is not None and (own := writer[1].norm) is not None:
             if own.kind != "rms":
@@ -158,10 +156,6 @@ class Rows:
             "norm_rows", buffers=len(buffers), LAST=last, THREADS=NORM_THREADS, OVERLAP=self.overlaps(tokens), **defines
         )
         return Launch(program, tuple(buffers), (1 if last else tokens, 1, 1), (NORM_THREADS, 1, 1))
-
-    def head_norms(self, layer: PackedLayer, op: Attend) -> list[Buffer]:
-        """Weights of the norms of query and key heads; any buffer where there is none."""
-        return [self.x if spec is None else layer.vectors[spec.name] for spec in (op.query_norm, op.key_norm)]
 
     def product(
         self,

@@ -14,9 +14,11 @@ program in numpy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import cached_property
+from itertools import chain, groupby
 from math import gcd
 from typing import Any, Final
 
@@ -24,8 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.errors import TegradError
+from tegrad.llm.arch import Config
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import LANE_WEIGHTS, PLAIN, SEGMENT, BlockType
+from tegrad.llm.network import Add, Attend, Gate, Logits, Project, Spec
+from tegrad.llm.network import Network as Operations
+from tegrad.llm.network import Op as Operation
 
 UNIT: Final = 8
 """Elements that travel together: one packet of 16 bytes quantized, three as floats."""
@@ -83,6 +89,10 @@ class Vector(IntEnum):
     """The sum of squares of what each CTA set apart; one unit each."""
 
 
+SOURCE: Final[Mapping[str, Vector]] = {"mixed": Vector.MIXED, "hidden": Vector.HIDDEN}
+"""What an `Add` multiplies."""
+
+
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """A packed matrix and where it lies in device memory."""
@@ -98,65 +108,60 @@ class Matrix:
 class Layer:
     """A layer's matrices, and addresses of its vectors and its part of the cache."""
 
-    qkv: tuple[Matrix, ...]
-    """Below one another they are all queries, keys and values."""
-    output: Matrix
-    gate: Matrix
-    up: Matrix
-    down: Matrix
-    attn_norm: int = 0
-    ffn_norm: int = 0
+    matrices: Mapping[str, tuple[Matrix, ...]] = field(hash=False)
+    """By the roles of their operations. Those of "qkv" are below one another all queries, keys and values."""
+    vectors: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """Norms' weights, by the names of their specs."""
     qkv_bias: int = 0
     """float32 of all rows of qkv, or 0 for none."""
-    query_norm: int = 0
-    key_norm: int = 0
     keys: int = 0
     values: int = 0
     key_scales: int = 0
     value_scales: int = 0
     turn: int = 0
     """Which of the step's tables of angles rotates its heads."""
-    attn_post_norm: int = 0
-    ffn_post_norm: int = 0
     rows: int = 0
     """Of the cache of a KV head, a ring: position p lies in row p % rows. 0: it has all positions, as all layers'."""
     window: int = 0
     """Positions that are attended to, the token's own included; 0: all of them."""
 
+    def vector(self, spec: Spec | None) -> int:
+        """The address of a norm's weights, 0 where there is none."""
+        return 0 if spec is None else self.vectors[spec.name]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Network:
-    """What the step computes."""
+    """What the step computes, by a model's sizes, and where its tensors lie."""
 
-    dim: int
-    ffn: int
-    heads: int
-    kv_heads: int
-    head_dim: int
+    config: Config
     embedding: Matrix
     layers: tuple[Layer, ...]
     output: Matrix
     output_norm: int = 0
-    post_norms: bool = False
-    """Whether what a layer adds to the stream is normed before."""
-    whole_norms: bool = False
-    """Whether all queries are normed together, and all keys."""
+    ones: int = 0
+    """Weights of a norm that layers do not have."""
+
+    @property
+    def model(self) -> Operations:
+        """Its operations."""
+        return self.config.network
 
     def matrices(self) -> Iterable[Matrix]:
         """Every matrix that a step multiplies by."""
         for layer in self.layers:
-            yield from (*layer.qkv, layer.output, layer.gate, layer.up, layer.down)
+            yield from chain.from_iterable(layer.matrices.values())
         yield self.output
 
-    @property
+    def matrices_of(self, layer: int, op: Operation | Logits) -> tuple[Matrix, ...]:
+        """Those of an operation of a layer."""
+        return (self.output,) if isinstance(op, Logits) else self.layers[layer].matrices.get(op.role, ())
+
+    @cached_property
     def sizes(self) -> dict[Vector, int]:
         """Elements of each vector but TOP and SQUARES, which have a unit for each CTA."""
-        return {
-            Vector.X: self.dim,
-            Vector.QKV: (self.heads + 2 * self.kv_heads) * self.head_dim,
-            Vector.MIXED: self.heads * self.head_dim,
-            Vector.HIDDEN: self.ffn,
-        }
+        names = {Vector.X: "dim", Vector.QKV: "query+key+value", Vector.MIXED: "mixed", Vector.HIDDEN: "ffn"}
+        return {vector: self.config.size(name) for vector, name in names.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +240,8 @@ class Stage:
     layer: int
     instructions: tuple[Instruction, ...]
     """One for each CTA."""
+    does: Operation | Logits | None = None
+    """The operation that it is, or a part of; None: the step's beginning and end."""
     matrices: tuple[Matrix, ...] = ()
     floats: bool = False
     """Whether its output travels as floats: its reader's matrices are not in blocks."""
@@ -366,8 +373,12 @@ class _Builder:
     def __init__(self, network: Network, ctas: int, splits: int, head_groups: int) -> None:
         self.network, self.ctas, self.splits, self.head_groups = network, ctas, splits, head_groups
         self.stages: list[Stage] = []
-        self.stream = _together(*(matrix for layer in network.layers for matrix in (layer.output, layer.down)))
+        adds = (network.matrices_of(at, op) for at, op in network.model.operations() if isinstance(op, Add))
+        self.stream = _together(*chain.from_iterable(adds))
         """Units of the residual stream that stay together."""
+        self.layer = 0
+        self.does: Operation | Logits | None = None
+        """The operation that stages are made of now, and its layer."""
         self.latest: dict[Span, tuple[int, int]] = {}
         """By what a stage wrote: the latest such stage, and its writers."""
 
@@ -376,9 +387,17 @@ class _Builder:
         written = [at for wrote, at in self.latest.items() if wrote.holds(span)]
         return Wait(span, *max(written))
 
-    def add(self, op: Op, layer: int, rows: Sequence[Instruction], matrices: Sequence[Matrix], floats: bool) -> None:
+    def floats(self) -> bool:
+        """Whether what an operation makes travels as floats: for those that multiply it."""
+        assert not isinstance(self.does, Logits)
+        readers = self.network.model.readers(self.layer, self.does)
+        return _plain(*chain.from_iterable(self.network.matrices_of(at, reader) for at, reader in readers))
+
+    def add(
+        self, op: Op, rows: Sequence[Instruction], matrices: Sequence[Matrix] = (), *, floats: bool = False
+    ) -> None:
         """Append a stage and remember what it writes."""
-        self.stages.append(Stage(op, layer, tuple(rows), tuple(matrices), floats))
+        self.stages.append(Stage(op, self.layer, tuple(rows), self.does, tuple(matrices), floats))
         spans = [ins.output for ins in rows if ins.output is not None]
         if spans:
             writers = len({span.first for span in spans})
@@ -388,7 +407,7 @@ class _Builder:
                 self.latest[Span(vector, first, end - first)] = (len(self.stages) - 1, writers)
 
     def product(
-        self, op: Op, layer: int, source: Vector, target: Vector, matrices: tuple[Matrix, ...], *,
+        self, op: Op, source: Vector, target: Vector, matrices: tuple[Matrix, ...], *,
         first: int = 0, floats: bool = False, part: int = 0, parts: int = 1,
     ) -> None:  # fmt: skip
         """Rows of matrices below one another, or of gate and up side by side, dealt out to all CTAs.
@@ -406,46 +425,58 @@ class _Builder:
         for cta, (dealt, units) in enumerate(deal(end - begin, self.ctas, least)):
             unit = begin + dealt
             if not units:
-                row.append(Instruction(Op.NOTHING, stage, cta, layer))
+                row.append(Instruction(Op.NOTHING, stage, cta, self.layer))
                 continue
             runs = tuple(run for side in sides for run in _runs(side, unit * UNIT, units * UNIT))
             output: Span | None = Span(target, first + unit * UNIT, units * UNIT)
             if op in (Op.LOGITS, Op.APART):
                 output = Span(target, cta, 1) if part == parts - 1 else None
-            row.append(Instruction(op, stage, cta, layer, waits, runs, output))
-        self.add(op, layer, row, matrices, floats)
+            row.append(Instruction(op, stage, cta, self.layer, waits, runs, output))
+        self.add(op, row, matrices, floats=floats)
 
-    def stream_rows(
-        self, op: Op, layer: int, floats: bool, waits: tuple[Wait, ...] = (), matrices: tuple[Matrix, ...] = ()
-    ) -> None:
+    def stream_rows(self, op: Op, waits: tuple[Wait, ...] = (), matrices: tuple[Matrix, ...] = ()) -> None:
         """Each CTA's rows of the residual stream, without a product."""
         row, stage = [], len(self.stages)
-        for cta, (unit, units) in enumerate(deal(self.network.dim // UNIT, self.ctas, self.stream)):
+        for cta, (unit, units) in enumerate(deal(self.network.config.dim // UNIT, self.ctas, self.stream)):
             output = Span(Vector.X, unit * UNIT, units * UNIT)
-            some = Instruction(op, stage, cta, layer, waits, output=output)
-            row.append(some if units else Instruction(Op.NOTHING, stage, cta, layer))
-        self.add(op, layer, row, matrices, floats)
+            some = Instruction(op, stage, cta, self.layer, waits, output=output)
+            row.append(some if units else Instruction(Op.NOTHING, stage, cta, self.layer))
+        self.add(op, row, matrices, floats=self.floats())
 
-    def added(self, layer: int, source: Vector, matrix: Matrix, floats: bool) -> None:
-        """A product that is added to the residual stream, normed by itself where the network does that."""
-        if not self.network.post_norms:
-            self.product(Op.ADD, layer, source, Vector.X, (matrix,), floats=floats)
-            return
-        self.product(Op.APART, layer, source, Vector.SQUARES, (matrix,))
-        self.stream_rows(Op.JOIN, layer, floats, (self.wait_all(Vector.SQUARES),), (matrix,))
+    def operation(self, layer: int, op: Operation) -> None:
+        """The stages of a layer's operation."""
+        self.layer, self.does = layer, op
+        matrices = self.network.matrices_of(layer, op)
+        match op:
+            case Project():
+                top = 0
+                # Neighbours of one kind are a stage, for which the vector is staged in shared memory once.
+                for _, alike in groupby(matrices, key=lambda matrix: matrix.kind):
+                    group = tuple(alike)
+                    self.product(Op.PROJECT, Vector.X, Vector.QKV, group, first=top, floats=True)
+                    top += sum(matrix.rows for matrix in group)
+            case Attend():
+                self.attend()
+            case Gate():
+                self.product(Op.GATE, Vector.X, Vector.HIDDEN, matrices, floats=self.floats())
+            case Add(norm=None):
+                self.product(Op.ADD, SOURCE[op.reads], Vector.X, matrices, floats=self.floats())
+            case Add():
+                self.product(Op.APART, SOURCE[op.reads], Vector.SQUARES, matrices)
+                self.stream_rows(Op.JOIN, (self.wait_all(Vector.SQUARES),), matrices)
 
-    def attend(self, layer: int, floats: bool) -> None:
-        net, stage = self.network, len(self.stages)
+    def attend(self) -> None:
+        net, config, layer, stage = self.network, self.network.config, self.layer, len(self.stages)
         row = [Instruction(Op.NOTHING, stage, cta, layer) for cta in range(self.ctas)]
-        count = net.kv_heads * self.head_groups
-        wide = net.heads // count * net.head_dim
+        count = config.kv_heads * self.head_groups
+        wide = config.heads // count * config.head_dim
         for head in range(count):
             waits = tuple(self.wait(span) for span in read_spans(net, head, self.head_groups))
             output = Span(Vector.MIXED, head * wide, wide)
             for split in range(self.splits):
                 cta = split * count + head
                 row[cta] = Instruction(Op.ATTEND, stage, cta, layer, waits, (), output, head, split)
-        self.add(Op.ATTEND, layer, row, (), floats)
+        self.add(Op.ATTEND, row, floats=self.floats())
 
     def wait_all(self, vector: Vector) -> Wait:
         """Wait for the latest unit of each CTA that writes one."""
@@ -456,26 +487,28 @@ class _Builder:
         wait = self.wait_all(Vector.TOP)
         row = [Instruction(Op.NOTHING, wait.stage + 1, cta) for cta in range(self.ctas)]
         row[0] = Instruction(Op.SAMPLE, wait.stage + 1, 0, waits=(wait,))
-        self.add(Op.SAMPLE, 0, row, (), False)
+        self.does = None
+        self.add(Op.SAMPLE, row)
 
 
 def head_spans(net: Network, head: int, head_groups: int) -> tuple[Span, Span, Span]:
     """The queries of a share of a KV head's query heads, the key and the value."""
-    wide = net.heads // net.kv_heads // head_groups * net.head_dim
-    key = net.heads * net.head_dim + head // head_groups * net.head_dim
+    config = net.config
+    wide = config.group // head_groups * config.head_dim
+    key = config.heads * config.head_dim + head // head_groups * config.head_dim
     return (
         Span(Vector.QKV, head * wide, wide),
-        Span(Vector.QKV, key, net.head_dim),
-        Span(Vector.QKV, key + net.kv_heads * net.head_dim, net.head_dim),
+        Span(Vector.QKV, key, config.head_dim),
+        Span(Vector.QKV, key + config.kv_heads * config.head_dim, config.head_dim),
     )
 
 
 def read_spans(net: Network, head: int, head_groups: int) -> tuple[Span, Span, Span]:
     """What is read for them: where all queries are normed together, and all keys, all of these."""
     queries, keys, values = head_spans(net, head, head_groups)
-    if net.whole_norms:
-        queries = Span(Vector.QKV, 0, net.heads * net.head_dim)
-        keys = Span(Vector.QKV, queries.end, net.kv_heads * net.head_dim)
+    if net.model.attends[0].norms == "whole":
+        queries = Span(Vector.QKV, 0, net.config.heads * net.config.head_dim)
+        keys = Span(Vector.QKV, queries.end, net.config.kv_heads * net.config.head_dim)
     return queries, keys, values
 
 
@@ -488,58 +521,42 @@ def _plain(*matrices: Matrix) -> bool:
     return plain.pop()
 
 
-def _alike(matrices: Sequence[Matrix]) -> list[tuple[Matrix, ...]]:
-    """Neighbours of one kind together: each group is a stage, for which the vector is staged in shared memory once."""
-    groups: list[list[Matrix]] = []
-    for matrix in matrices:
-        if groups and groups[-1][0].kind is matrix.kind:
-            groups[-1].append(matrix)
-        else:
-            groups.append([matrix])
-    return [tuple(group) for group in groups]
-
-
 def build(network: Network, ctas: int, splits: int | None = None, head_groups: int = 1) -> Program:
     """The program of a step for so many CTAs; UnsupportedModelError where the kernel cannot run the network.
 
     Attention is cut into `head_groups` of each KV head's query heads and `splits` of the positions, at most; into
     as many as there are CTAs for unless given.
     """
+    config = network.config
     for matrix in network.matrices():
         check(matrix, matrix is network.output)
-    if network.dim % 16 or network.ffn % 16 or network.head_dim % 16:
+    for at in range(len(network.layers)):
+        gate, up = network.matrices_of(at, network.model.gate)
+        if gate.kind is not up.kind:
+            raise UnsupportedModelError(f"{gate.name} and {up.name} are packed differently")
+    if config.dim % 16 or config.ffn % 16 or config.head_dim % 16:
         raise UnsupportedModelError("the persistent step takes sizes that are multiples of 16")
-    if ctas < network.kv_heads:
-        raise UnsupportedModelError(f"{network.kv_heads} KV heads need as many CTAs, there are {ctas}")
-    queries = network.heads // network.kv_heads
-    head_groups = max(at for at in range(1, head_groups + 1) if queries % at == 0 and network.kv_heads * at <= ctas)
-    room = ctas // (network.kv_heads * head_groups)
+    if ctas < config.kv_heads:
+        raise UnsupportedModelError(f"{config.kv_heads} KV heads need as many CTAs, there are {ctas}")
+    groups = range(1, head_groups + 1)
+    head_groups = max(at for at in groups if config.group % at == 0 and config.kv_heads * at <= ctas)
+    room = ctas // (config.kv_heads * head_groups)
     made = _Builder(network, ctas, min(splits or room, room), head_groups)
-    made.stream_rows(Op.EMBED, 0, _plain(*network.layers[0].qkv))
-    for at, layer in enumerate(network.layers):
-        top = 0
-        for group in _alike(layer.qkv):
-            made.product(Op.PROJECT, at, Vector.X, Vector.QKV, group, first=top, floats=True)
-            top += sum(matrix.rows for matrix in group)
-        made.attend(at, _plain(layer.output))
-        if layer.gate.kind is not layer.up.kind:
-            raise UnsupportedModelError(f"{layer.gate.name} and {layer.up.name} are packed differently")
-        made.added(at, Vector.MIXED, layer.output, _plain(layer.gate))
-        made.product(Op.GATE, at, Vector.X, Vector.HIDDEN, (layer.gate, layer.up), floats=_plain(layer.down))
-        after = network.layers[at + 1].qkv if at + 1 < len(network.layers) else (network.output,)
-        made.added(at, Vector.HIDDEN, layer.down, _plain(*after))
+    made.stream_rows(Op.EMBED)
+    for at, op in network.model.operations():
+        made.operation(at, op)
+    made.layer, made.does = 0, network.model.logits
     whole = UNIT * _together(network.output)
     most = -(-network.output.rows // (whole * ctas)) * whole
     turns = -(-most * pieces_per_row(network.output) // MOST_SUMS)
     for part in range(turns):
-        made.product(Op.LOGITS, 0, Vector.X, Vector.TOP, (network.output,), part=part, parts=turns)
+        made.product(Op.LOGITS, Vector.X, Vector.TOP, (network.output,), part=part, parts=turns)
     made.sample()
     return Program(network, ctas, made.splits, tuple(made.stages), head_groups)
 
 
 # --- validating -------------------------------------------------------------------------------------------------------
 
-_SOURCE: Final = {Op.PROJECT: Vector.X, Op.GATE: Vector.X, Op.LOGITS: Vector.X}
 _OF_ALL: Final = {Op.SAMPLE: (Op.LOGITS, Vector.TOP), Op.JOIN: (Op.APART, Vector.SQUARES)}
 """What reads a unit of every CTA that the stage before made."""
 
@@ -554,10 +571,9 @@ def needs(program: Program, ins: Instruction) -> tuple[Span, ...]:
         writer, vector = _OF_ALL[ins.op]
         writers = sum(other.op is writer for other in program.stages[ins.stage - 1].instructions)
         return (Span(vector, 0, writers),)
-    columns = ins.runs[0].matrix.columns
-    down = program.network.layers[ins.layer].down
-    source = _SOURCE.get(ins.op, Vector.HIDDEN if ins.runs[0].matrix == down else Vector.MIXED)
-    return (Span(source, 0, columns),)
+    does = program.stages[ins.stage].does
+    source = SOURCE[does.reads] if isinstance(does, Add) else Vector.X
+    return (Span(source, 0, ins.runs[0].matrix.columns),)
 
 
 class _Proof:
@@ -837,17 +853,17 @@ UNIT_OF_CTA: Final = 16
 
 def workspace_layout(program: Program) -> WorkspaceLayout:
     """The layout for a program; the buffer starts as zeros."""
-    net = program.network
-    heads = net.kv_heads * program.head_groups
+    net, config = program.network, program.network.config
+    heads = config.kv_heads * program.head_groups
     at = HEADER_BYTES + COUNTER_BYTES * (len(program.stages) + heads)
     joins = at = -(-at // 256) * 256
-    split = net.heads // heads * (net.head_dim + 2) * 8
+    split = config.heads // heads * (config.head_dim + 2) * 8
     at += -(-heads * program.splits * split // 256) * 256
     vectors = {}
     for vector, size in net.sizes.items():
         vectors[vector] = at
         at += -(-size // UNIT * FLOAT_UNIT // 256) * 256
-    for vector in (Vector.TOP, *((Vector.SQUARES,) if net.post_norms else ())):
+    for vector in (Vector.TOP, *((Vector.SQUARES,) if net.model.last_add.norm is not None else ())):
         vectors[vector] = at
         at += -(-program.ctas * UNIT_OF_CTA // 256) * 256
     return WorkspaceLayout(HEADER_BYTES, vectors, joins, at, -(-(at + REPORT_BYTES * program.ctas) // 256) * 256)
@@ -865,23 +881,22 @@ def encode(program: Program, formats: Sequence[BlockType]) -> NDArray[Any]:
 
 def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[str, int]) -> list[tuple[Any, ...]]:
     """A stage's instructions as WORDS has them. There are thousands: what they share is found once."""
-    layer = net.layers[stage.layer]
+    layer, does = net.layers[stage.layer], stage.does
     reads = WRITES_FLOATS * stage.floats + READS_FLOATS * any(m.kind in PLAIN for m in stage.matrices)
     known = {id(m): (m.address, stream_bytes(m), numbers[m.kind.name]) for m in stage.matrices}
     nothing: list[tuple[int, int, int]] = [(0, 0, 0)] * RUNS
     no_runs, norm, bias, extra = nothing, 0, 0, 0
     if stage.op is Op.EMBED:
         no_runs = [(net.embedding.address, 0, numbers[net.embedding.kind.name]), *nothing[1:]]
-        norm = net.layers[0].attn_norm
-    elif stage.op is Op.PROJECT:
+        norm = next_norm(net, stage)
+    elif isinstance(does, Project):
         bias = layer.qkv_bias
-    elif stage.op is Op.ATTEND:
+    elif isinstance(does, Attend):
         seen = layer.window - 1 if layer.window else ALL_POSITIONS
         no_runs = [(layer.keys, layer.rows, seen if layer.rows else 0), (layer.values, 0, 0), (layer.key_scales, 0, 0)]
-        extra, norm, bias = layer.value_scales, layer.query_norm, layer.key_norm
-    elif stage.op in (Op.ADD, Op.JOIN):
-        norm = next_norm(net, stage)
-        bias = layer.attn_post_norm if stage.matrices[0] == layer.output else layer.ffn_post_norm
+        extra, norm, bias = layer.value_scales, layer.vector(does.query_norm), layer.vector(does.key_norm)
+    elif isinstance(does, Add) and stage.op is not Op.APART:
+        norm, bias = next_norm(net, stage), layer.vector(does.norm.spec if does.norm else None)
     rows: list[tuple[Any, ...]] = []
     for ins in stage.instructions:
         if ins.op is Op.NOTHING:
@@ -902,13 +917,13 @@ def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[st
                 made.append((address + run.first * size, run.segments, number))
             runs = [*made, *no_runs[len(made) :]]
         elif ins.op is Op.EMBED:
-            columns = net.dim
-        elif ins.op is Op.ATTEND:
+            columns = net.config.dim
+        elif isinstance(does, Attend):
             columns = layer.turn
-            if net.whole_norms and ins.output is not None:  # its own heads' part of them
-                norm = layer.query_norm + 4 * ins.output.first
-                key_head = ins.output.first // (net.heads // net.kv_heads * net.head_dim)
-                bias = layer.key_norm + 4 * key_head * net.head_dim
+            if does.norms == "whole" and ins.output is not None:  # its own heads' part of them
+                norm = layer.vector(does.query_norm) + 4 * ins.output.first
+                key_head = ins.output.first // (net.config.group * net.config.head_dim)
+                bias = layer.vector(does.key_norm) + 4 * key_head * net.config.head_dim
             wait2, wait3 = (wait.stage | wait.writers << 16 for wait in ins.waits[1:])
         if ins.op in (Op.LOGITS, Op.APART):
             first, count = run_rows(ins)
@@ -922,8 +937,8 @@ def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[st
 
 
 def next_norm(net: Network, stage: Stage) -> int:
-    """The address of the norm weights that follow the ADDs of a stage."""
-    at = stage.layer
-    if stage.matrices[0] == net.layers[at].output:
-        return net.layers[at].ffn_norm
-    return net.layers[at + 1].attn_norm if at + 1 < len(net.layers) else net.output_norm
+    """The address of the norm weights that follow what a stage writes of the residual stream."""
+    at, reader = net.model.reader(stage.layer, stage.does if isinstance(stage.does, Add) else None)
+    if isinstance(reader, Logits):
+        return net.output_norm
+    return net.ones if reader.norm is None else net.layers[at].vector(reader.norm.spec)

@@ -900,12 +900,12 @@ def published_models() -> tuple[str, ...]:
     from tegrad.bench.figures import published
     from tegrad.bench.models import parse
     from tegrad.llm.errors import UnsupportedModelError
-    from tegrad.llm.persistent import kernels_block
+    from tegrad.llm.persistent import check_block
 
     found = []
     for model in published(json.loads((ROOT / "results" / "figures.json").read_text())):
         with suppress(UnsupportedModelError):
-            kernels_block(parse(model)[0].config)
+            check_block(parse(model)[0].config)
             found.append(model)
     return tuple(found)
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import packs
 from numpy.typing import NDArray
 
+from tegrad.llm.arch import GEMMA3, LLAMA, OLMO2, QWEN3, Config, LayerForm
 from tegrad.llm.formats import Q6_K, BlockType
 from tegrad.llm.interpreter import Weights
+from tegrad.llm.network import Attend
 from tegrad.llm.packing import segments
+from tegrad.llm.persistent import angle_tables
+from tegrad.llm.rope import UNTURNED, Rope
 from tegrad.llm.schedule import Layer, Matrix, Network
 
 Put = Callable[[NDArray[Any]], int]
@@ -62,6 +66,29 @@ class Shape:
     eps: float = 0.25
     """So large that nothing is right without it."""
 
+    @property
+    def config(self) -> Config:
+        """A model's of these sizes."""
+        heads = OLMO2 if self.whole_norms else QWEN3
+        norms = {"query_norm": heads.query_norm, "key_norm": heads.key_norm} if self.qk_norm else {}
+        arch = replace(LLAMA, rope="halves" if self.halves else "interleaved", **norms)
+        if self.post_norms:
+            arch = replace(arch, attn_post_norm=GEMMA3.attn_post_norm, ffn_post_norm=GEMMA3.ffn_post_norm)
+        if not self.normed:
+            arch = replace(arch, attn_norm=None, ffn_norm=None)
+        rope = Rope(self.head_dim, 10000.0)
+        forms = (LayerForm(rope),) * self.layers
+        if self.unturned is not None:
+            forms = tuple(LayerForm(rope if (at + 1) % self.unturned else UNTURNED) for at in range(self.layers))
+        if self.window is not None:
+            within = LayerForm(replace(rope, scale=1.7), self.window)
+            forms = tuple(LayerForm(rope) if at % 2 else within for at in range(self.layers))
+        return Config(
+            arch, self.vocab, self.positions, self.layers, self.dim, self.ffn, self.heads, self.kv_heads, self.head_dim,
+            self.head_dim, self.eps, rope, forms, score_cap=self.score_cap, logit_cap=self.logit_cap,
+            embedding_scale=self.embedding_scale,
+        )  # fmt: skip
+
 
 @dataclass
 class Made:
@@ -90,65 +117,46 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
         values = rng.uniform(low, high, size).astype(np.float32)
         return put(values), values
 
-    s = shape
-    wide, narrow = s.heads * s.head_dim, s.kv_heads * s.head_dim
-    layers, attn, ffn, biases, q_norms, k_norms = [], [], [], [], [], []
+    s, config = shape, shape.config
+    net = config.network
     cache = np.zeros((s.kv_heads, s.positions, s.head_dim), np.float16)
-    post = ([], [])
-    for at in range(s.layers):
+    ropes = list(dict.fromkeys(op.rope for op in net.attends))
+    layers, vectors, biases = [], [], []
+    for at, block in enumerate(net.blocks):
         value_kind, down_kind = (s.value_kind, s.down_kind) if at in s.others_in else (None, None)
         value_kind = value_kind or s.kind
+        wide, narrow = config.size("query"), config.size("key")
+        parts = (("q", wide, s.kind), ("k", narrow, s.kind), ("v", narrow, value_kind))
         if s.joined and value_kind is s.kind:
-            qkv = (matrix(f"qkv{at}", wide + 2 * narrow, s.dim, s.kind),)
-        else:
-            parts = (("q", wide, s.kind), ("k", narrow, s.kind), ("v", narrow, value_kind))
-            qkv = tuple(matrix(f"{name}{at}", rows, s.dim, kind) for name, rows, kind in parts)
-        low, high = (0.05, 0.1) if s.normed else (1, 1)
-        attn_norm, ffn_norm = vector(s.dim, low, high), vector(s.dim, low, high)
+            parts = (("qkv", wide + 2 * narrow, s.kind),)
+        matrices = {"qkv": tuple(matrix(f"{name}{at}", rows, s.dim, kind) for name, rows, kind in parts)}
+        addresses, norms = {}, {}
+        for op in block:
+            for spec in op.specs:
+                if len(spec.shape) == 1:
+                    before = spec in (config.arch.attn_norm, config.arch.ffn_norm)
+                    low, high = (0.05, 0.1) if before else (0.5, 1.5)
+                    addresses[spec.name], norms[spec.name] = vector(config.size(spec.shape[0]), low, high)
+            if op.role in ("output", "gate", "down"):
+                kind = (down_kind if op.role == "down" else None) or s.kind
+                matrices[op.role] = tuple(
+                    matrix(f"{spec.name}{at}", *map(config.size, spec.shape), kind) for spec in op.matrices
+                )
         bias = vector(wide + 2 * narrow, -1, 1) if s.bias else (0, None)
-        among = (s.heads, s.kv_heads) if s.whole_norms else (1, 1)
-        q_norm, k_norm = (
-            vector(count * s.head_dim, 0.5, 1.5) if s.qk_norm else (0, np.zeros(0, np.float32)) for count in among
-        )
-        after = [vector(s.dim, 0.5, 1.5) if s.post_norms else (0, np.zeros(0, np.float32)) for _ in post]
-        for kept, pair in zip(post, after, strict=True):
-            kept.append(pair[1])
-        within = s.window is not None and at % 2 == 0
-        turn = int(within) if s.unturned is None else int((at + 1) % s.unturned == 0)
-        for kept, pair in ((attn, attn_norm), (ffn, ffn_norm), (biases, bias), (q_norms, q_norm), (k_norms, k_norm)):
-            kept.append(pair[1])
+        (attend,) = (op for op in block if isinstance(op, Attend))
+        within = attend.window is not None
         layers.append(
             Layer(
-                qkv,
-                matrix(f"o{at}", s.dim, wide, s.kind),
-                matrix(f"gate{at}", s.ffn, s.dim, s.kind),
-                matrix(f"up{at}", s.ffn, s.dim, s.kind),
-                matrix(f"down{at}", s.dim, s.ffn, down_kind or s.kind),
-                attn_norm[0],
-                ffn_norm[0],
-                bias[0],
-                q_norm[0],
-                k_norm[0],
-                *(put(cache[:, : s.ring] if within else cache) for _ in range(2)),
-                turn=turn,
-                attn_post_norm=after[0][0],
-                ffn_post_norm=after[1][0],
-                rows=0 if s.window is None else s.ring if within else s.positions,
-                window=s.window or 0 if within else 0,
+                matrices, addresses, bias[0], *(put(cache[:, : s.ring] if within else cache) for _ in range(2)),
+                turn=ropes.index(attend.rope), rows=0 if s.window is None else s.ring if within else s.positions,
+                window=attend.window or 0,
             )
-        )
-    output_norm = vector(s.dim, 0.05, 0.1)
+        )  # fmt: skip
+        vectors.append(norms)
+        biases.append(bias[1])
+    output_norm, ones = vector(s.dim, 0.05, 0.1), 0 if s.normed else vector(s.dim, 1, 1)[0]
     embedding = matrix("embedding", s.vocab, s.dim, s.kind)
-    network = Network(
-        s.dim, s.ffn, s.heads, s.kv_heads, s.head_dim, embedding, tuple(layers), embedding, output_norm[0],
-        s.post_norms, s.whole_norms,
-    )  # fmt: skip
-    angles = np.arange(s.positions)[:, None] * 10000.0 ** (-np.arange(s.head_dim // 2) * 2 / s.head_dim)
-    others = (0.0,) if s.unturned else (1.7,) if s.window else ()
-    rope = np.stack([[np.cos(by * angles), np.sin(by * angles)] for by in (1, *others)]).astype(np.float32)
-    norms = (q_norms, k_norms) if s.qk_norm else (None, None)
-    weights = Weights(
-        floats, attn, ffn, output_norm[1], biases, rope, s.eps, s.halves, *norms, embedding_scale=s.embedding_scale,
-        attn_post_norm=post[0], ffn_post_norm=post[1], normed=s.normed, score_cap=s.score_cap, logit_cap=s.logit_cap,
-    )  # fmt: skip
+    network = Network(config, embedding, tuple(layers), embedding, output_norm[0], ones)
+    rope = angle_tables(net, s.positions)
+    weights = Weights(floats, vectors, output_norm[1], biases, rope)
     return Made(s, network, weights, put(rope), [(layer.keys, layer.values) for layer in layers])

@@ -19,7 +19,6 @@ from small_tunings import SMALL
 from tiny_llama import MIXED, SHAPES, TYPE, write
 
 from tegrad.llm import persistent
-from tegrad.llm.attention import Scoring
 from tegrad.llm.cache import KvCache
 from tegrad.llm.engine import Engine
 from tegrad.llm.errors import UnsupportedModelError
@@ -58,12 +57,7 @@ class Rig:
         self.made: Made = make(shape, self._put)
         self.program = build(self.made.network, ctas, more.pop("parts", None), more.pop("shares", 1))
         validate(self.program)
-        self.kernel = Persistent(
-            self.program, operands.device.arch, shape.positions, "halves" if shape.halves else "interleaved",
-            shape.head_dim // 2, shape.eps, shape.eps if shape.qk_norm else None, unnormed=not shape.normed,
-            logit_cap=shape.logit_cap, embedding_scale=shape.embedding_scale, scoring=Scoring(cap=shape.score_cap),
-            tuning=tuning, **more,
-        )  # fmt: skip
+        self.kernel = Persistent(self.program, operands.device.arch, shape.positions, tuning=tuning, **more)
         self.loaded = self.kernel.load(operands.device)
         self.words = operands.put(self.kernel.words.view(np.uint8))
         self.space = operands.zeros(self.kernel.space_bytes, np.uint8)
@@ -369,7 +363,7 @@ def test_more_ctas_than_the_chip_has_sms_are_refused(opened: Any, shared: int) -
     program = build(make(Shape()).network, opened.sm_count + 1)
     told = f"{opened.sm_count + 1} CTAs wait for each other, but {opened.sm_count} SMs hold 1 each"
     with pytest.raises(LaunchError, match=told):
-        Persistent(program, opened.arch, 64, "interleaved", 32, 1e-5, tuning=SMALL, shared=shared).load(opened)
+        Persistent(program, opened.arch, 64, tuning=SMALL, shared=shared).load(opened)
 
 
 def test_tiles_of_any_format_leave_room_for_a_ring() -> None:

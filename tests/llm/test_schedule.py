@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
@@ -13,6 +13,7 @@ from networks import Shape, make
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import F16, Q4_K, Q6_K, Q8_0
 from tegrad.llm.interpreter import Interpreter, Travelling
+from tegrad.llm.network import Attend, Spec
 from tegrad.llm.schedule import (
     WORDS,
     Instruction,
@@ -41,19 +42,20 @@ QWEN3_17B = (2048, 6144, 16, 8, 128, 28, 151936)
 
 def network(sizes: tuple[int, ...], kind: object = Q6_K, value_kind: object = None, layers: int = 0) -> Network:
     """A network of published sizes, without its bytes."""
-    dim, ffn, heads, kv_heads, head_dim, all_layers, vocab = sizes
+    *widths, all_layers, vocab = sizes
+    config = Shape(*widths, layers or all_layers, vocab).config
 
-    def matrix(name: str, rows: int, columns: int, own: object = None) -> Matrix:
-        return Matrix(name, own or kind, rows, columns)
+    def matrix(spec: Spec, at: int) -> Matrix:
+        own = value_kind if spec.name == "attn_v" else None
+        return Matrix(f"{spec.name}{at}", own or kind, *map(config.size, spec.shape))
 
-    wide, narrow = heads * head_dim, kv_heads * head_dim
-    made = []
-    for at in range(layers or all_layers):
-        qkv = matrix(f"q{at}", wide, dim), matrix(f"k{at}", narrow, dim), matrix(f"v{at}", narrow, dim, value_kind)
-        sides = matrix(f"o{at}", dim, wide), matrix(f"g{at}", ffn, dim), matrix(f"u{at}", ffn, dim)
-        made.append(Layer(qkv, *sides, matrix(f"d{at}", dim, ffn)))
-    embedding = matrix("embedding", vocab, dim)
-    return Network(dim, ffn, heads, kv_heads, head_dim, embedding, tuple(made), embedding)
+    made = [
+        Layer({op.role: tuple(matrix(spec, at) for spec in op.matrices) for op in block if not isinstance(op, Attend)},
+              {norm.name: 0 for op in block for norm in op.specs})
+        for at, block in enumerate(config.network.blocks)
+    ]  # fmt: skip
+    embedding = Matrix("embedding", kind, vocab, config.dim)
+    return Network(config, embedding, tuple(made), embedding)
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +133,7 @@ def leave_a_segment(program: Program) -> Program:
 def wrong_matrix(program: Program) -> Program:
     ins, other = find(program, Op.GATE), program.network.layers[0]
     run = ins.runs[0]
-    return program.replaced(replace(ins, runs=(replace(run, matrix=other.gate), ins.runs[1])))
+    return program.replaced(replace(ins, runs=(replace(run, matrix=other.matrices["gate"][0]), ins.runs[1])))
 
 
 def skip_a_reader(program: Program) -> Program:
@@ -275,18 +277,21 @@ def float_step(made: object, token: int) -> np.ndarray:
     def normed(x: np.ndarray, norm: np.ndarray) -> np.ndarray:
         return x / np.sqrt((x * x).mean() + shape.eps) * norm
 
-    def after(norms: Sequence[np.ndarray], at: int, x: np.ndarray) -> np.ndarray:
-        return normed(x, norms[at]) if shape.post_norms else x
+    def after(at: int, name: str, x: np.ndarray) -> np.ndarray:
+        return normed(x, w.vectors[at][name]) if shape.post_norms else x
 
     x = w.matrices["embedding"][token]
     for at, layer in enumerate(net.layers):
-        y = normed(x, w.attn_norm[at])
-        value = np.concatenate([w.matrices[m.name] @ y for m in layer.qkv])[-shape.kv_heads * shape.head_dim :]
+        qkv, (output,), sides, (down,) = (
+            [w.matrices[matrix.name] for matrix in layer.matrices[role]] for role in ("qkv", "output", "gate", "down")
+        )
+        y = normed(x, w.vectors[at]["attn_norm"])
+        value = np.concatenate([matrix @ y for matrix in qkv])[-shape.kv_heads * shape.head_dim :]
         mixed = np.repeat(value.reshape(shape.kv_heads, -1), shape.heads // shape.kv_heads, axis=0).reshape(-1)
-        x = x + after(w.attn_post_norm, at, w.matrices[layer.output.name] @ mixed)
-        y = normed(x, w.ffn_norm[at])
-        gate, up = w.matrices[layer.gate.name] @ y, w.matrices[layer.up.name] @ y
-        x = x + after(w.ffn_post_norm, at, w.matrices[layer.down.name] @ (gate / (1 + np.exp(-gate)) * up))
+        x = x + after(at, "post_attention_norm", output @ mixed)
+        y = normed(x, w.vectors[at]["ffn_norm"])
+        gate, up = (matrix @ y for matrix in sides)
+        x = x + after(at, "post_ffw_norm", down @ (gate / (1 + np.exp(-gate)) * up))
     return w.matrices["embedding"] @ normed(x, w.output_norm)
 
 

@@ -1,0 +1,21 @@
+"""What several kernels' macros are made of: numbers that stand for kinds, and floats as C has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal, TypeAlias
+
+Norm: TypeAlias = Literal["none", "rms", "layer"]
+Activation: TypeAlias = Literal["none", "silu", "gelu", "cap"]
+
+NORMS: Final[Mapping[Norm, int]] = {"none": 0, "rms": 1, "layer": 2}
+ACTIVATIONS: Final[Mapping[Activation, int]] = {"none": 0, "silu": 1, "gelu": 2, "cap": 3}
+"""As in activation.cuh."""
+ROPES: Final[Mapping[str, int]] = {"none": 0, "interleaved": 1, "halves": 2}
+QK_NORMS: Final[Mapping[str, int]] = {"none": 0, "head": 1, "whole": 2}
+"""By `network.Attend.norms`."""
+
+
+def number(value: float) -> str:
+    """A float32 constant."""
+    return f"{value:.9e}f"
