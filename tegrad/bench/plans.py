@@ -29,14 +29,14 @@ from tegrad.llm.arch import Config
 from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import kernels_of
-from tegrad.llm.formats import F16, F32, PLAIN, SEGMENT, BlockType
+from tegrad.llm.formats import F16, BlockType
 from tegrad.llm.gemm import TilePicker, pick_tile, pick_wgmma
 from tegrad.llm.network import Spec
-from tegrad.llm.packed import SPEC, WARPS, PackedLayer, PackedMatrix, PackedModel, look_at
+from tegrad.llm.packed import SPEC, PackedLayer, PackedMatrix, PackedModel, arranging
 from tegrad.llm.persistent import MOST_POSITION_READS, NEAR_POSITIONS, PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import Prefill, chunk_bytes
-from tegrad.llm.programs import load_kernel
+from tegrad.llm.programs import Programs
 from tegrad.llm.rope import Divisors
 from tegrad.llm.sampling import Sampling, Settings
 from tegrad.llm.state import LOGITS_SPEC, STATE_SPEC, States
@@ -280,18 +280,11 @@ def _prefill(pick: TilePicker, made: PackedModel) -> list[Launch]:
 
 def _load(made: PackedModel) -> list[Launch]:
     """Repacking of every matrix, and the look at its weights."""
-    launches = []
-    flag = made.device.allocate(4, STATE_SPEC)
+    programs, flag = Programs(made.device), made.device.allocate(4, STATE_SPEC)
+    launches: list[Launch] = []
     for matrix in matrices(made):
-        work: list[tuple[Any, tuple[HCQBuffer, ...]]] = []
-        if matrix.kind not in PLAIN:
-            program = load_kernel(made.device, "repack", buffers=1, values=1, FORMAT=matrix.kind.name, WARPS=WARPS)
-            work.append((program, (matrix.buffer,)))
-        if matrix.kind not in (F32, F16):
-            work.append((look_at(made.device, matrix.kind), (matrix.buffer, flag)))
-        segments = -(-matrix.rows * matrix.columns // SEGMENT)
-        grid = (-(-segments // WARPS), 1, 1)
-        launches += [Launch(program, buffers, grid, (32 * WARPS, 1, 1), (segments,)) for program, buffers in work]
+        segments = packing.segments(matrix.rows, matrix.columns)
+        launches += arranging(programs, matrix.kind, matrix.buffer, segments, flag)
     return launches
 
 

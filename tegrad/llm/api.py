@@ -21,6 +21,7 @@ import numpy as np
 
 from tegrad.llm import embeddings, generate
 from tegrad.llm.arch import Config
+from tegrad.llm.closing import Closing
 from tegrad.llm.errors import ContextError, ModelError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf, Progress
 from tegrad.llm.grammar import Grammar, Masks
@@ -222,7 +223,7 @@ class _Turn(User):
                 raise self.ended
 
 
-class Stream:
+class Stream(Closing):
     """An answer as it comes: iterate over it once for pieces of text. `reply` is what has come so far.
 
     A stream that is begun has the model to itself until it is read to its end, closed or dropped; requests of other
@@ -284,12 +285,6 @@ class Stream:
         """Say no more; from any thread, without waiting for a token that is on its way."""
         self._closed = True
         self._turns.leave(self._turn, "this stream was closed")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_answer"):
@@ -360,7 +355,7 @@ def _read(stream: Stream, loop: asyncio.AbstractEventLoop, come: asyncio.Queue[s
         put(error)
 
 
-class LLM:
+class LLM(Closing):
     """A model on a GPU, or where there is none on an emulated Orin. Close it, or use it in a `with`.
 
     Any thread may ask; one request at a time is answered. Every error is a `tegrad.TegradError`.
@@ -560,12 +555,6 @@ class LLM:
     def close(self) -> None:
         """Free everything, after the token that is on its way; streams end with ClosedError. Twice is harmless."""
         self._turns.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _format(self, tools: Tools | None) -> Format:
         """How calls are written; found once."""

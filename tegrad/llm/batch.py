@@ -22,12 +22,13 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, Self
+from typing import Final
 
 from tegrad.llm import embedding
 from tegrad.llm.attention import Attention
 from tegrad.llm.cache import BLOCK_POSITIONS, KvCache
 from tegrad.llm.chips import kernels_of
+from tegrad.llm.closing import Closing
 from tegrad.llm.errors import ContextError, ModelError, NoRoom
 from tegrad.llm.gemm import SMALL_M, TilePicker, pick_alike, pick_quickest
 from tegrad.llm.network import Attend
@@ -87,7 +88,7 @@ class Member:
         return self.lease.found
 
 
-class Batch:
+class Batch(Closing):
     """Up to `slots` sequences of one model, at most 64. Close it, or use it in a `with`; the model stays the caller's.
 
     The cache has `blocks` of 64 positions for all of them together, as many as all can use unless given, and what they
@@ -139,7 +140,7 @@ class Batch:
         self._admit: Recording | None = None
         self._sizes = tuple(sorted(sizes))
         self._workspace = workspace = Workspace(self.device)
-        try:
+        with self.closed_on_error():
             held = self.config.positions(positions)
             blocks = slots * -(-held // BLOCK_POSITIONS) if blocks is None else blocks
             held = min(held, blocks * BLOCK_POSITIONS)
@@ -174,9 +175,6 @@ class Batch:
                     model, self.states, self.cache, overlap=bool(rows.overlaps(1)), logits=logits, turns=rows.turns
                 )
                 workspace.callback(self._alone.close)
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -296,12 +294,6 @@ class Batch:
         self._recordings.clear()
         self._flights.clear()
         self._workspace.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # ---- the loop
 

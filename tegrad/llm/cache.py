@@ -11,15 +11,16 @@ position p of a slot lies in block `table[slot][p // BLOCK_POSITIONS]`, the same
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 
 from tegrad.llm.arch import Config
+from tegrad.llm.closing import Closing
 from tegrad.llm.errors import OutOfMemory, UnsupportedModelError
 from tegrad.llm.rings import Rings, rows_of
+from tegrad.llm.workspace import Workspace
 from tegrad.nv import roles
 from tegrad.nv.gpu import Buffer, Gpu
 from tegrad.nv.spec import MemorySpec
@@ -64,7 +65,7 @@ def bytes_of(elements: int, q8: bool) -> int:
     return 2 * (elements * 17 // 16 if q8 else 2 * elements)
 
 
-class KvCache:
+class KvCache(Closing):
     """A cache of `positions` for each of `slots` sequences. Close it, or use it in a `with`.
 
     Up to `ahead` positions may be written at once. With `blocks` so many are there for all sequences, and `put` says
@@ -93,11 +94,10 @@ class KvCache:
         held = [
             (blocks or 0) * BLOCK_POSITIONS if pool else slots * each for pool, each in zip(pooled, rows, strict=True)
         ]
-        self._device = device
-        self._undo = ExitStack()
+        self._workspace = Workspace(device, SPEC)
         self._table_blocks = -(-positions // BLOCK_POSITIONS)
         try:
-            self._table = None if blocks is None else self._alloc(4 * slots * self._table_blocks, TABLE_SPEC)
+            self._table = None if blocks is None else self._workspace.take(4 * slots * self._table_blocks, TABLE_SPEC)
             self.layers = tuple(
                 self._layer(head * count, each, pool) for count, each, pool in zip(held, rows, pooled, strict=True)
             )
@@ -122,23 +122,12 @@ class KvCache:
 
     def close(self) -> None:
         """Free the buffers. Closing twice is harmless."""
-        self._undo.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._workspace.close()
 
     def _layer(self, elements: int, rows: int, pool: bool) -> LayerCache:
-        table = (self._table, self._table_blocks) if pool else (None, None)
-        keys, values = (self._alloc(elements if self.q8 else 2 * elements) for _ in range(2))
+        table, take = (self._table, self._table_blocks) if pool else (None, None), self._workspace.take
+        keys, values = (take(elements if self.q8 else 2 * elements) for _ in range(2))
         if not self.q8:
             return LayerCache(keys, values, keys, values, rows, *table)
-        key_scales, value_scales = (self._alloc(elements // BLOCK * 2) for _ in range(2))
+        key_scales, value_scales = (take(elements // BLOCK * 2) for _ in range(2))
         return LayerCache(keys, values, key_scales, value_scales, rows, *table)
-
-    def _alloc(self, size: int, spec: MemorySpec = SPEC) -> Buffer:
-        buffer: Buffer = self._device.allocate(size, spec)
-        self._undo.callback(self._device.release, buffer, spec)
-        return buffer

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from typing import Any, Final, Protocol, Self, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tegrad.hw.chips import by_arch
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import capability, kernels_of
+from tegrad.llm.closing import Closing
 from tegrad.llm.errors import ContextError, ModelError, OutOfMemory, UnsupportedModelError
 from tegrad.llm.gguf import Gguf, Progress
 from tegrad.llm.loop import Loop, LoopError
@@ -91,7 +92,7 @@ def suits_named(name: str | None = None) -> bool:
     return suits(opened(name))
 
 
-class Engine:
+class Engine(Closing):
     """One conversation with a model of its own: tokens so far, and their keys and values. Close it, or use a `with`.
 
     UnsupportedModelError for what the kernels do not run, OutOfMemory, GgufError. One thread at a time.
@@ -197,12 +198,6 @@ class Engine:
             for loop in self._loops.values():
                 steps.callback(loop.close)
             self._loops, self._prefill = {}, None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def reset(self, keep: int = 0) -> None:
         """Forget all tokens but the first `keep`."""

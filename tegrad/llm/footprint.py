@@ -17,8 +17,8 @@ from tegrad.llm.arch import DEFAULT_CONTEXT, Config, stored_name
 from tegrad.llm.cache import AHEAD, BLOCK, BLOCK_POSITIONS, bytes_of
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.packed import ALIGN
 from tegrad.llm.rings import rows_of
+from tegrad.llm.workspace import ALIGN
 from tegrad.nv.kernel import CTRL_NODE, DESKTOP_NODE, emulated
 from tegrad.nv.memory import RESERVE_BYTES, available_memory
 

@@ -17,6 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import Final, Self, TypeAlias
 
+from tegrad.llm.closing import Closing
 from tegrad.llm.errors import GgufError, UnsupportedModelError
 from tegrad.llm.formats import BLOCK_TYPES, BlockType
 from tegrad.llm.parts import File, Place
@@ -91,7 +92,7 @@ class TensorInfo:
                 for size, start in zip(sizes, starts, strict=False)]  # fmt: skip
 
 
-class Gguf:
+class Gguf(Closing):
     """An open GGUF file: `metadata` and `tensors` by name. Use as a context manager.
 
     A model in several files is one as well: its parts lie behind each other, and each tensor's offset counts from the
@@ -142,12 +143,6 @@ class Gguf:
         """Close the file. Closing twice is harmless."""
         for file in self._files:
             file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def read(self, offset: int, size: int) -> bytes:
         """`size` bytes at `offset`, fewer at the end of the file."""

@@ -9,31 +9,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
 from math import sqrt
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 
 from tegrad.llm import packing
 from tegrad.llm.arch import Config, tensor_name
+from tegrad.llm.closing import Closing
 from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.formats import F16, F32, PLAIN, BlockType
 from tegrad.llm.gguf import Gguf, Progress, TensorInfo
 from tegrad.llm.network import Attend, Logits, Op, Project, Spec
-from tegrad.llm.programs import load_kernel
+from tegrad.llm.programs import Programs
 from tegrad.llm.state import STATE_SPEC
 from tegrad.llm.stream import PIECE_BYTES, Piece, Stream
+from tegrad.llm.workspace import ALIGN, Workspace
 from tegrad.nv import roles
 from tegrad.nv.gpu import Buffer, Gpu, opened
+from tegrad.nv.replay import Launch
 from tegrad.nv.spec import MemorySpec
 
 SPEC: Final = MemorySpec(nolru=True, role=roles.WEIGHTS)
 """Weights go back to the device when they are freed, not to a cache of buffers."""
-ALIGN: Final = 256
-"""Where a vector begins in a buffer of vectors."""
 VECTORS_BYTES: Final = 1 << 20
 """Bytes of a buffer of vectors."""
 WARPS: Final = 8
@@ -59,52 +59,20 @@ class PackedMatrix:
         return packing.packed_bytes(self.kind, self.rows, self.columns)
 
 
-class Repacker:
-    """Launches the kernel that turns the file's order into ours, in place."""
+def arranging(programs: Programs, kind: BlockType, buffer: Buffer, segments: int, large: Buffer) -> list[Launch]:
+    """What is launched once so many segments of a file lie at the start of a buffer.
 
-    def __init__(self, device: Gpu) -> None:
-        self._device = device
-        self._programs: dict[BlockType, Any] = {}
-
-    def __call__(self, kind: BlockType, buffer: Buffer, segments: int) -> None:
-        """Repack so many segments from the start of a buffer, after everything launched before."""
-        if kind.layout is None:
-            return
-        if kind not in self._programs:
-            self._programs[kind] = load_kernel(
-                self._device, "repack", buffers=1, values=1, FORMAT=kind.name, WARPS=WARPS
-            )
-        grid = (-(-segments // WARPS), 1, 1)
-        self._programs[kind](buffer, global_size=grid, local_size=(32 * WARPS, 1, 1), vals=(segments,))
-
-
-class LargeWeights:
-    """Looks on the device for weights from 255 on, which products of halves may not hold (kernels/large.cu)."""
-
-    def __init__(self, device: Gpu, found: Buffer) -> None:
-        """`found` is an int on the device, 1 where there is one."""
-        self._device, self._found = device, found
-        self._programs: dict[BlockType, Any] = {}
-        device.upload(found, bytes(4))
-
-    def __call__(self, kind: BlockType, buffer: Buffer, segments: int) -> None:
-        """Look at so many packed segments from the start of a buffer, after everything launched before."""
-        if kind in (F32, F16):  # never multiplied as halves, and halves as they are
-            return
-        if kind not in self._programs:
-            self._programs[kind] = look_at(self._device, kind)
-        grid = (-(-segments // WARPS), 1, 1)
-        self._programs[kind](buffer, self._found, global_size=grid, local_size=(32 * WARPS, 1, 1), vals=(segments,))
-
-    def any(self) -> bool:
-        """Whether there was one; waits for the device."""
-        self._device.synchronize()
-        return any(self._device.download(self._found, 4))
-
-
-def look_at(device: Gpu, kind: BlockType) -> Any:
-    """The kernel that looks for large weights of a format."""
-    return load_kernel(device, "large", buffers=2, values=1, WARPS=WARPS, KIND=kind.number)
+    Their order becomes ours, in place (kernels/repack.cu). Then weights from 255 on, which products of halves may not
+    hold, are looked for (kernels/large.cu): `large`, an int on the device, is 1 where there is one.
+    """
+    grid, block, made = (-(-segments // WARPS), 1, 1), (32 * WARPS, 1, 1), list[Launch]()
+    if kind.layout is not None:
+        program = programs("repack", buffers=1, values=1, FORMAT=kind.name, WARPS=WARPS)
+        made.append(Launch(program, (buffer,), grid, block, (segments,)))
+    if kind not in (F32, F16):  # never multiplied as halves, and halves as they are
+        program = programs("large", buffers=2, values=1, KIND=kind.number, WARPS=WARPS)
+        made.append(Launch(program, (buffer, large), grid, block, (segments,)))
+    return made
 
 
 @dataclass(slots=True)
@@ -130,7 +98,7 @@ class PackedLoader:
         self.file, self.device = file, device
         self._progress = progress
         self._jobs: list[_Job] = []
-        self._buffers = ExitStack()
+        self._workspace = Workspace(device, SPEC)
         self._vectors: Buffer | None = None
         self._used = 0
 
@@ -144,7 +112,7 @@ class PackedLoader:
         kind, total = infos[0].type, sum(rows)
         packing.check(kind, columns)
         size = packing.packed_bytes(kind, total, columns)
-        buffer, pitch, pieces, at = self._alloc(size), kind.row_bytes(columns), list[Piece](), 0
+        buffer, pitch, pieces, at = self._workspace.take(size), kind.row_bytes(columns), list[Piece](), 0
         for info, count in zip(infos, rows, strict=True):
             pieces += _pieces(info, buffer, at, pitch)
             self._zero(buffer, at + info.rows * pitch, (count - info.rows) * pitch)
@@ -180,7 +148,8 @@ class PackedLoader:
 
     def run(self) -> None:
         """Read everything to its place and repack it; returns when the device is done."""
-        repack, look = Repacker(self.device), LargeWeights(self.device, self._alloc(4, STATE_SPEC))
+        programs, large = Programs(self.device), self._workspace.take(4, STATE_SPEC)
+        self.device.upload(large, bytes(4))
         jobs = sorted(self._jobs, key=lambda job: job.pieces[0].offset)
         owner = {id(piece): job for job in jobs for piece in job.pieces}
         done, total = 0, sum(job.missing for job in jobs)
@@ -190,30 +159,26 @@ class PackedLoader:
             job = owner[id(piece)]
             job.missing -= piece.size
             if job.missing == 0 and job.kind is not None:
-                repack(job.kind, job.buffer, job.segments)
-                look(job.kind, job.buffer, job.segments)
+                for one in arranging(programs, job.kind, job.buffer, job.segments, large):
+                    one.program(*one.buffers, global_size=one.grid, local_size=one.block, vals=one.values)
             done += piece.size
             if self._progress is not None:
                 self._progress(done, total)
 
         with Stream(self.file, self.device) as stream:
             stream.run((piece for job in jobs for piece in job.pieces), arrived)
-        self.large = look.any()
+        self.device.synchronize()
+        self.large = any(self.device.download(large, 4))
         self._jobs.clear()
 
     def close(self) -> None:
         """Free every buffer. Closing twice is harmless."""
-        self._buffers.close()
-
-    def _alloc(self, size: int, spec: MemorySpec = SPEC) -> Buffer:
-        buffer: Buffer = self.device.allocate(size, spec)
-        self._buffers.callback(self.device.release, buffer, spec)
-        return buffer
+        self._workspace.close()
 
     def _take(self, size: int) -> Buffer:
         """Room for a vector in a buffer that many share."""
         if self._vectors is None or self._used + size > self._vectors.size:
-            self._vectors, self._used = self._alloc(max(size, VECTORS_BYTES)), 0
+            self._vectors, self._used = self._workspace.take(max(size, VECTORS_BYTES)), 0
         taken = self._vectors.offset(self._used, size)
         self._used += -(-size // ALIGN) * ALIGN
         return taken
@@ -252,7 +217,7 @@ class PackedLayer:
         return [none if spec is None else self.vectors[spec.name] for spec in (op.query_norm, op.key_norm)]
 
 
-class PackedModel:
+class PackedModel(Closing):
     """A GGUF model's weights on a device, packed for our kernels. Use as a context manager, or `close` it."""
 
     large = False
@@ -308,12 +273,6 @@ class PackedModel:
     def close(self) -> None:
         """Free the weights. Closing twice is harmless."""
         self._load.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _allocate(self, file: Gguf) -> None:
         net = self.config.network

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
+from tegrad.llm.closing import Closing
 from tegrad.llm.errors import GgufError
 
 READ_SIZE: Final = 64 << 20
@@ -23,7 +24,7 @@ PART: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
 
 
-class File:
+class File(Closing):
     """An open file of a model. Use as a context manager."""
 
     def __init__(self, path: Path, fd: int) -> None:
@@ -49,12 +50,6 @@ class File:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def read(self, offset: int, size: int) -> bytes:
         """`size` bytes at `offset`, fewer at the end of the file."""

@@ -21,6 +21,7 @@ from tegrad.llm.arch import Config
 from tegrad.llm.attention import Scoring
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import TUNED
+from tegrad.llm.closing import Closing
 from tegrad.llm.errors import UnsupportedModelError, UntunedChipError
 from tegrad.llm.formats import FORMATS, PLAIN, SEGMENT, SET, BlockType
 from tegrad.llm.macros import ACTIVATIONS, QK_NORMS, ROPES, number
@@ -299,7 +300,7 @@ def _most_sums(program: Program) -> int:
     return most
 
 
-class PersistentPlan:
+class PersistentPlan(Closing):
     """One decode step of the sequence in slot 0 of `states` as one launch. Close it when no step is in flight.
 
     `launches` leaves logits to sample from; `likeliest` is a step that ends with the likeliest token by itself.
@@ -318,11 +319,8 @@ class PersistentPlan:
         self.model, self.config, self.device = model, model.config, model.device
         self._states = states
         self._workspace = Workspace(self.device)
-        try:
+        with self.closed_on_error():
             self._make(cache, tuning, reach or cache.positions, ctas or _sms(self.device), timestamps)
-        except BaseException:
-            self.close()
-            raise
 
     def likeliest(self, sampling: Sampling) -> tuple[Launch, ...]:
         """A whole step."""
@@ -338,12 +336,6 @@ class PersistentPlan:
     def close(self) -> None:
         """Free the plan's buffers. Closing twice is harmless."""
         self._workspace.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _make(self, cache: KvCache, tuning: Tuning | None, reach: int, ctas: int, timestamps: bool) -> None:
         config, net, workspace = self.config, self.config.network, self._workspace

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from tegrad.llm import embedding
 from tegrad.llm.attention import Attention
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import Role
+from tegrad.llm.closing import Closing
 from tegrad.llm.formats import PLAIN, SET
 from tegrad.llm.launch_config import launch_config
 from tegrad.llm.macros import Activation, Norm
@@ -71,7 +72,7 @@ class _Waiting(NamedTuple):
     ss_parts: int
 
 
-class DecodePlan:
+class DecodePlan(Closing):
     """One decode step of the sequence in slot 0 of `states`, as launches. Close it when no step is in flight.
 
     `launches` end with the logits: `logits` float32 (vocab), and of every 32 of them the largest, `best`, and its row,
@@ -95,13 +96,10 @@ class DecodePlan:
         self.products: list[tuple[Role, Product]] = []
         """Each product's role, in the order of their launches."""
         self._ss_parts = 0
-        try:
+        with self.closed_on_error():
             self.logits = logits or self._workspace.take(4 * self.config.vocab, LOGITS_SPEC)
             self._turns = turns or Turns(self._workspace, cache.positions, model.divisors)
             self._make()
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -112,12 +110,6 @@ class DecodePlan:
     def close(self) -> None:
         """Free the plan's buffers. Closing twice is harmless."""
         self._workspace.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _make(self) -> None:
         config, workspace = self.config, self._workspace

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Final, Self
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from tegrad.llm import embedding
 from tegrad.llm.attention import Scoring
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import kernels_of
+from tegrad.llm.closing import Closing
 from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.flash import Flash
 from tegrad.llm.gemm import TilePicker, pick_quickest
@@ -61,7 +62,7 @@ def split(tokens: int, sizes: Sequence[int] = CHUNKS) -> Iterator[int]:
         tokens -= size
 
 
-class Prefill:
+class Prefill(Closing):
     """Runs prompts of one model into a cache. Close it when nothing of it is in flight; the model and the cache stay.
 
     `logits` (vocab,) float32 on the device are those of the last token of a prompt. With `overlap` launches
@@ -89,7 +90,7 @@ class Prefill:
         """Where the next chunk's tokens go."""
         self._workspace = Workspace(self.device)
         most = self._sizes[-1]
-        try:
+        with self.closed_on_error():
             if most > cache.ahead and cache.rings:
                 raise ValueError(f"chunks of {most} tokens go into a cache whose rings take {cache.ahead} at once")
             self.rows = Rows(model, most, cache.positions, pick, overlap=most if overlap else 0)
@@ -100,9 +101,6 @@ class Prefill:
             self._queries = self._workspace.take(2 * most * self.config.size("query"))
             self.logits = self._workspace.take(4 * self.config.vocab, LOGITS_SPEC)
             self._scores: Buffer | None = None
-        except BaseException:
-            self.close()
-            raise
 
     def launches(self, size: int) -> list[Launch]:
         """One chunk of up to `size` tokens."""
@@ -179,12 +177,6 @@ class Prefill:
         self._recordings.clear()
         self._last = self._tell = None
         self._workspace.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _check(self, tokens: Sequence[int], position: int, slot: int) -> None:
         """ContextError where the cache does not hold tokens, and what keeps this from being used."""

@@ -7,10 +7,11 @@ halves. How many rows there are lies on the device (`struct Chunk` of kernels/ch
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import numpy as np
 
+from tegrad.llm.closing import Closing
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import F32
 from tegrad.llm.gemm import Gemm, Operands, TilePicker, pick_quickest, scratch_bound
@@ -29,7 +30,7 @@ COUNT_AT: Final = 4
 """Where `count` lies in a Chunk."""
 
 
-class Rows:
+class Rows(Closing):
     """Room for up to `most` tokens of a model and for `positions` of its rotary embedding, and launches on them.
 
     Launches of up to `overlap` tokens may begin before the ones before them have ended, if the recording's dependency
@@ -53,7 +54,7 @@ class Rows:
                 "a matrix has weights of 255 or more, which products for prompts and batches do not hold: convert the "
                 "model to F16"
             )
-        try:
+        with self.closed_on_error():
             self.qkv_rows = config.size("query+key+value")
             self.x = take(4 * most * config.dim)
             self.normed = take(2 * most * config.dim)
@@ -65,19 +66,10 @@ class Rows:
             scratch, counters = scratch_bound(model.device)
             self._scratch, self._arrived = take(scratch), self._workspace.put(bytes(counters))
             self.turns = Turns(self._workspace, positions, model.divisors)
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Free the rows. Closing twice is harmless."""
         self._workspace.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def overlaps(self, tokens: int) -> int:
         """Whether launches of up to so many tokens begin early, as a macro."""

@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, TypeAlias
 
+from tegrad.llm.closing import Closing
 from tegrad.llm.errors import ModelError
-from tegrad.llm.programs import load_kernel
+from tegrad.llm.programs import Programs
 from tegrad.llm.sampler import BIASES, HISTORY, LIKELIEST, TOP, Logprobs, Settings
 from tegrad.llm.state import RING_SPEC, States
+from tegrad.llm.workspace import Workspace
 from tegrad.nv import roles
 from tegrad.nv.fence import full_barrier
 from tegrad.nv.gpu import Gpu, words_of
@@ -62,36 +63,32 @@ def ending(settings: Iterable[Settings], vocab: int) -> Ending:
     return tuple(launch for launch, needed in needs.items() if needed)
 
 
-class Sampling:
+class Sampling(Closing):
     """Settings, histories and work space of `slots` sequences, for the device of opened `states`.
 
     A token of `ends` stops its sequence after it was published. Close it when no step is in flight.
     """
 
     def __init__(self, device: Gpu, vocab: int, ends: Sequence[int] = (), slots: int = 1) -> None:
-        self._device, self.vocab, self._slots = device, vocab, slots
+        self.vocab, self._slots = vocab, slots
         self._parts = -(-vocab // CHUNK)
         self._mask_bytes = MASK_HEAD + -(-vocab // 128) * 16
-        self._undo = ExitStack()
-        self._closed = False
-        self._programs: dict[str, Any] = {}
-        try:
-            self._settings = self._take(slots * SETTINGS.size)
-            self._histories = self._take(slots * HISTORY * 4)
-            self._ends = self._take(4 + 4 * len(ends))
-            self._biases = self._take(slots * BIASES * BIAS.size)
-            self._given = self._take(slots * self._mask_bytes, RING_SPEC)
-            self._masks = self._take(slots * self._mask_bytes)
-            self._records = self._take(slots * RECORDS * RECORD.size, RING_SPEC)
-            self._entries = self._take(slots * self._parts * TOP * 8)
-            self._tops = self._take(slots * self._parts * 8)
-            self._sums = self._take(slots * self._parts * 4)
-            self._selects = self._take(slots * SELECT_BYTES)
-            self._bins = self._take(slots * BINS * 12)
-            self._counters = self._take(slots * 4)
-        except BaseException:
-            self.close()
-            raise
+        self._workspace, self._programs = Workspace(device, SPEC), Programs(device)
+        self._closed, take = False, self._workspace.take
+        with self.closed_on_error():
+            self._settings = take(slots * SETTINGS.size)
+            self._histories = take(slots * HISTORY * 4)
+            self._ends = take(4 + 4 * len(ends))
+            self._biases = take(slots * BIASES * BIAS.size)
+            self._given = take(slots * self._mask_bytes, RING_SPEC)
+            self._masks = take(slots * self._mask_bytes)
+            self._records = take(slots * RECORDS * RECORD.size, RING_SPEC)
+            self._entries = take(slots * self._parts * TOP * 8)
+            self._tops = take(slots * self._parts * 8)
+            self._sums = take(slots * self._parts * 4)
+            self._selects = take(slots * SELECT_BYTES)
+            self._bins = take(slots * BINS * 12)
+            self._counters = take(slots * 4)
         self._put(self._ends, 0, struct.pack(f"<{len(ends) + 1}i", len(ends), *ends))
         for buffer in (self._histories, self._bins, self._counters):
             self._put(buffer, 0, bytes(buffer.size))
@@ -176,13 +173,7 @@ class Sampling:
     def close(self) -> None:
         """Give the buffers back. Closing twice is harmless."""
         self._closed = True
-        self._undo.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self._workspace.close()
 
     def _ends_of(self, states: States) -> tuple[Any, ...]:
         """What every kernel takes that ends a step."""
@@ -217,15 +208,9 @@ class Sampling:
         values: tuple[int, ...] = (),
         **more: int,
     ) -> Launch:
-        if name not in self._programs:
-            defines: dict[str, Any] = {"VOCAB": self.vocab, "HISTORY": HISTORY, "BIASES": BIASES, **more}
-            self._programs[name] = load_kernel(self._device, name, buffers=len(buffers), values=len(values), **defines)
-        return Launch(self._programs[name], buffers, grid, (threads, 1, 1), values)
-
-    def _take(self, size: int, spec: MemorySpec = SPEC) -> Any:
-        buffer = self._device.allocate(size, spec)
-        self._undo.callback(self._device.release, buffer, spec)
-        return buffer
+        defines: dict[str, Any] = {"VOCAB": self.vocab, "HISTORY": HISTORY, "BIASES": BIASES, **more}
+        program = self._programs(name, buffers=len(buffers), values=len(values), **defines)
+        return Launch(program, buffers, grid, (threads, 1, 1), values)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -6,7 +6,9 @@ import ctypes
 from collections.abc import Sequence
 from typing import Final
 
+from tegrad.llm.closing import Closing
 from tegrad.llm.errors import ModelError
+from tegrad.llm.workspace import Workspace
 from tegrad.nv import roles
 from tegrad.nv.gpu import Gpu, words_of
 from tegrad.nv.spec import MemorySpec
@@ -38,7 +40,7 @@ class State(ctypes.Structure):
     )
 
 
-class States:
+class States(Closing):
     """States and rings of `slots` sequences, in buffers of the device. Close it when no step is in flight.
 
     `states` and `rings` are what kernels take; slot s has ring entries [s * RING, (s + 1) * RING). What is `staged` is
@@ -47,18 +49,11 @@ class States:
 
     def __init__(self, device: Gpu, slots: int = 1) -> None:
         self._device = device
-        self._slots = slots
         self._closed = False
-        self.states = device.allocate(slots * ctypes.sizeof(State), STATE_SPEC)
-        self._buffers = [(self.states, STATE_SPEC)]
-        try:
-            self.staged = device.allocate(slots * ctypes.sizeof(State), STATE_SPEC)
-            self._buffers.append((self.staged, STATE_SPEC))
-            self.rings = device.allocate(slots * RING * ENTRY_BYTES, RING_SPEC)
-            self._buffers.append((self.rings, RING_SPEC))
-        except BaseException:
-            self.close()
-            raise
+        self._workspace = Workspace(device, STATE_SPEC)
+        with self.closed_on_error():
+            self.states, self.staged = (self._workspace.take(slots * ctypes.sizeof(State)) for _ in range(2))
+            self.rings = self._workspace.take(slots * RING * ENTRY_BYTES, RING_SPEC)
         self._entries = words_of(self.rings, "Q")
         for slot in range(slots):
             self.write(slot, State(stop=1))
@@ -120,11 +115,10 @@ class States:
         (self.staged if staged else self.states).cpu_view()[slot * size : (slot + 1) * size] = bytes(state)
 
     def close(self) -> None:
-        """Give both buffers back, once the GPU is done with them."""
+        """Give the buffers back, once the GPU is done with them. Closing twice is harmless."""
         self._closed = True
         self._entries = memoryview(b"").cast("Q")
-        for buffer, spec in self._buffers:
-            self._device.release(buffer, spec)
+        self._workspace.close()
 
     def _check_open(self) -> None:
         if self._closed:

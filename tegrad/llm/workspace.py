@@ -1,4 +1,4 @@
-"""The buffers of a plan, which are freed together."""
+"""Buffers that are freed together."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from tegrad.nv.spec import MemorySpec
 
 SPEC: Final = MemorySpec(nolru=True, role=roles.WORKSPACE)
 ALIGN: Final = 256
-"""Bytes that a buffer has at least."""
+"""Bytes that a buffer has at least, and of which parts of one begin at multiples."""
 
 
 class Workspace:
-    """Allocates buffers on a device and frees all of them at once. MemoryError where one does not fit."""
+    """Allocates buffers on a device, of `spec` unless said, and frees all of them at once. MemoryError where one does
+    not fit."""
 
-    def __init__(self, device: Gpu) -> None:
-        self._device = device
+    def __init__(self, device: Gpu, spec: MemorySpec = SPEC) -> None:
+        self._device, self._spec = device, spec
         self._undo = ExitStack()
 
-    def take(self, size: int, spec: MemorySpec = SPEC) -> Buffer:
+    def take(self, size: int, spec: MemorySpec | None = None) -> Buffer:
         """A buffer of `size` bytes, ALIGN at least."""
+        spec = spec or self._spec
         buffer = self._device.allocate(max(size, ALIGN), spec)
         self._undo.callback(self._device.release, buffer, spec)
         return buffer

@@ -17,9 +17,10 @@ from tegrad.llm.engine import Engine
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import BF16, F16, Q2_K, BlockType
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.packed import LargeWeights, PackedModel
+from tegrad.llm.packed import PackedModel, arranging
 from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.plan import DecodePlan
+from tegrad.llm.programs import Programs
 from tegrad.llm.reference import Reference
 from tegrad.llm.sampling import Settings
 
@@ -29,6 +30,15 @@ BELOW, LIMIT, INFINITE, NAN = 0x437F, 0x4380, 0x7F80, 0x7FC0
 """Bits of 255, of 256, and of what is no number."""
 SHAPE = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=1, context=64)
 PROMPT = [(7 * at) % 300 for at in range(30)]
+
+
+def look(device: Any, kind: BlockType, packed: Any, segments: int, flag: Any) -> bool:
+    """Whether a large weight is found among packed segments."""
+    device.upload(flag, bytes(4))
+    launches = arranging(Programs(device), kind, packed, segments, flag)
+    for one in launches[kind.layout is not None :]:  # they are in our order
+        one.program(*one.buffers, global_size=one.grid, local_size=one.block, vals=one.values)
+    return any(device.download(flag, 4))
 
 
 @pytest.mark.parametrize("count", [1, 9])
@@ -41,11 +51,9 @@ def test_a_single_large_weight_is_found_wherever_it_lies(opened: Any, operands: 
         weights = small.copy()
         if at is not None:
             weights[at] = bits
-        look, matrix = LargeWeights(opened, flag), operands.put(weights)
-        look(F16, matrix, count)
-        assert not look.any()
-        look(BF16, matrix, count)
-        assert look.any() == (at is not None)
+        matrix = operands.put(weights)
+        assert not look(opened, F16, matrix, count, flag)
+        assert look(opened, BF16, matrix, count, flag) == (at is not None)
 
 
 def blocks(kind: BlockType, largest: float) -> np.ndarray:
@@ -72,9 +80,7 @@ def test_blocks_whose_scales_allow_a_large_weight_are_found(opened: Any, operand
         else:
             weights = packing.dequantize_packed(kind, packed, 3, 2048)
             assert (np.abs(weights).max() >= 255.9) == (abs(largest) > 256)
-        look = LargeWeights(opened, flag)
-        look(kind, operands.put(packed), 3)
-        assert look.any() == (not abs(largest) < 255), largest
+        assert look(opened, kind, operands.put(packed), 3, flag) == (not abs(largest) < 255), largest
 
 
 @pytest.mark.parametrize(

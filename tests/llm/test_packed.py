@@ -75,7 +75,7 @@ def test_every_buffer_holds_what_the_twin_packs(
         check(model.output, "output")
         for at, layer in enumerate(model.layers):
             query_key, value = layer.qkv
-            assert query_key.parts == (768, 384)
+            assert query_key.rows == 768 + 384
             check(query_key, f"blk.{at}.attn_q", f"blk.{at}.attn_k")
             check(value, f"blk.{at}.attn_v")
             for name, matrix in layer.matrices.items():
@@ -110,13 +110,13 @@ def test_a_tied_output_is_the_embedding_and_lacking_biases_are_zeros(tmp_path: P
         loader.close()
 
 
-def test_a_fused_matrix_has_parts_and_a_norm_its_bias(tmp_path: Path, device: str) -> None:
+def test_a_fused_matrix_is_one_and_a_norm_has_its_bias(tmp_path: Path, device: str) -> None:
     shape = Shape(arch="gpt2", dim=128, ffn=192, heads=2, kv_heads=2, layers=1, vocab=290)
     path = write(tmp_path / "gpt2.gguf", shape, TYPE.F16)
     with PackedModel.load(path, device) as model, Gguf.open(path) as file:
         (layer,) = model.layers
         (fused,) = layer.qkv
-        assert (fused.rows, fused.parts) == (384, (128, 128, 128))
+        assert fused.rows == 384
         assert content(fused.buffer, fused.nbytes) == expected(file, ["blk.0.attn_qkv.weight"])
         assert model.positions is not None
         assert content(model.positions.buffer, model.positions.nbytes) == expected(file, ["position_embd.weight"])
@@ -267,12 +267,15 @@ import tegrad.nv
 tegrad.nv.install()
 from tinygrad import Device
 from tegrad.llm.formats import Q6_K
-from tegrad.llm.packed import SPEC, PackedModel, Repacker
+from tegrad.llm.packed import SPEC, PackedModel, arranging
+from tegrad.llm.programs import Programs
 from tegrad.orin.client import board_status
 
 device = Device["NV"]
 first = device.allocator.alloc(1680, SPEC)
-Repacker(device)(Q6_K, first, 1)  # the device itself takes memory for the first kernel
+repack, *_ = arranging(Programs(device), Q6_K, first, 1, first)
+# The device itself takes memory for the first kernel.
+repack.program(first, global_size=repack.grid, local_size=repack.block, vals=repack.values)
 device.synchronize()
 device.allocator.free(first, 1680, SPEC)
 

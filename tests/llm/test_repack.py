@@ -8,7 +8,8 @@ from operands import Operands
 
 from tegrad.llm import formats, packing
 from tegrad.llm.formats import BlockType
-from tegrad.llm.packed import Repacker
+from tegrad.llm.packed import arranging
+from tegrad.llm.programs import Programs
 
 pytestmark = pytest.mark.board
 
@@ -22,13 +23,14 @@ def opened(device: str) -> Any:
 
 @pytest.mark.parametrize("kind", formats.PACKED, ids=lambda kind: kind.name)
 def test_segments_are_repacked_in_place_as_the_twin_does(opened: Any, kind: BlockType) -> None:
-    rng, repack = np.random.default_rng(kind.size), Repacker(opened)
+    rng, programs = np.random.default_rng(kind.size), Programs(opened)
     for count, flush in ((1, "end"), (1, "start"), (7, "end"), (8, "start"), (19, "end")):
         native = rng.integers(0, 256, count * kind.segment_bytes, dtype=np.uint8)
         operands = Operands(opened, flush)
         try:
             buffer = operands.put(native)
-            repack(kind, buffer, count)
+            repack, *_ = arranging(programs, kind, buffer, count, operands.zeros(1, np.int32))
+            repack.program(buffer, global_size=repack.grid, local_size=repack.block, vals=repack.values)
             packed = operands.get(buffer, native.shape, np.uint8)
             operands.check()
         finally:
