@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from tinygrad import Device, Tensor, dtypes
+from tinygrad.device import Compiled
 from tinygrad.dtype import DType
 
 from tegrad.llm.formats import (
@@ -60,21 +61,21 @@ def _choose(axis: int, rank: int, *values: Tensor) -> Tensor:
     return Tensor.arange(2).reshape(shape).eq(0).where(*values)
 
 
-def _q4_0(data: Tensor) -> Tensor:
-    """d (half), 16 bytes: their low nibbles, then their high ones; minus 8. inner is (nibble, byte)."""
-    rows, blocks = data.shape[:2]
+def _sixteen(data: Tensor) -> Tensor:
+    """16 bytes: their low nibbles, then their high ones. inner is (nibble, byte)."""
     shift = Tensor.arange(2).reshape(1, 1, 2, 1) * 4
-    value = (data[:, :, 2:].reshape(rows, blocks, 1, 16).int() >> shift) & 15
-    return _half(data[:, :, :2]).unsqueeze(-1) * (value - 8).float()
+    return (data.reshape(*data.shape[:2], 1, 16).int() >> shift) & 15
+
+
+def _q4_0(data: Tensor) -> Tensor:
+    """d (half), 16 bytes; minus 8."""
+    return _half(data[:, :, :2]).unsqueeze(-1) * (_sixteen(data[:, :, 2:]) - 8).float()
 
 
 def _q4_1(data: Tensor) -> Tensor:
-    """d, m (half), 16 bytes as in Q4_0. inner is (nibble, byte)."""
-    rows, blocks = data.shape[:2]
-    shift = Tensor.arange(2).reshape(1, 1, 2, 1) * 4
-    value = (data[:, :, 4:].reshape(rows, blocks, 1, 16).int() >> shift) & 15
+    """d, m (half), 16 bytes as in Q4_0."""
     d, m = (_half(data[:, :, at : at + 2]).unsqueeze(-1) for at in (0, 2))
-    return d * value.float() + m
+    return d * _sixteen(data[:, :, 4:]).float() + m
 
 
 def _five_bits(data: Tensor) -> Tensor:
@@ -105,10 +106,8 @@ def _coded(codes: tuple[int, ...], code: Tensor) -> Tensor:
 
 
 def _iq4_nl(data: Tensor) -> Tensor:
-    """d (half), 16 bytes of codes as in Q4_0. inner is (nibble, byte)."""
-    shift = Tensor.arange(2).reshape(1, 1, 2, 1) * 4
-    code = (data[:, :, 2:].reshape(*data.shape[:2], 1, 16).int() >> shift) & 15
-    return _half(data[:, :, :2]).unsqueeze(-1) * _coded(NONLINEAR, code)
+    """d (half), 16 bytes of codes as in Q4_0."""
+    return _half(data[:, :, :2]).unsqueeze(-1) * _coded(NONLINEAR, _sixteen(data[:, :, 2:]))
 
 
 def _iq4_xs(data: Tensor) -> Tensor:
@@ -128,13 +127,11 @@ def _iq4_xs(data: Tensor) -> Tensor:
 
 
 def _mxfp4(data: Tensor) -> Tensor:
-    """A byte of exponent, 16 of codes as in Q4_0: what a float32 with that exponent is, less half. inner as Q4_0's."""
-    shift = Tensor.arange(2).reshape(1, 1, 2, 1) * 4
-    code = (data[:, :, 1:].reshape(*data.shape[:2], 1, 16).int() >> shift) & 15
+    """A byte of exponent, 16 of codes as in Q4_0: what a float32 with that exponent is, less half."""
     exponent = data[:, :, :1].cast(dtypes.uint32)
     power = ((exponent - 1) << 23).bitcast(dtypes.float32)
     tiny = (exponent < 1).where(2.0**-128, 2.0**-127)
-    return (exponent < 2).where(tiny, power).unsqueeze(-1) * _coded(E2M1, code)
+    return (exponent < 2).where(tiny, power).unsqueeze(-1) * _coded(E2M1, _sixteen(data[:, :, 1:]))
 
 
 def _q8_0(data: Tensor) -> Tensor:
@@ -227,7 +224,7 @@ def _q5_k(data: Tensor) -> Tensor:
 
 
 @cache
-def _book(kind: BlockType, device: Any) -> Tensor:
+def _book(kind: BlockType, device: Compiled) -> Tensor:
     """The code book (entries, weights) as magnitudes on an opened device."""
     assert kind.layout is not None
     magnitudes = np.array(kind.layout.codes, np.float32)[book(kind.name)]

@@ -1,14 +1,14 @@
 """Rows of float32 to GGML blocks and back.
 
-`formats` has their layouts. How good a block is depends on its
-scales alone, so the K-quantizers search for them: they try several scales per sub-block, solve the weighted least
-squares problem that the rounded integers leave, round the scales as the format stores them, and finally try the
-neighbours of the rounded scales, each with the integers that fit it best.
+`formats` has their layouts. How good a block is depends on its scales alone, so the K-quantizers search for them: they
+try several scales per sub-block, solve the weighted least squares problem that the rounded integers leave, round the
+scales as the format stores them, and finally try the neighbours of the rounded scales, each with the integers that fit
+it best.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -129,19 +129,29 @@ def _quantize_symmetric(blocks: Floats, low: int) -> Quantized:
 # --- Q6_K and Q3_K: 16 sub-blocks of 16; x = d * scale[int8] * (q - 32), or d * (scale[6 bits] - 32) * (q - 4) --------
 
 
-def _fit_symmetric(x: Floats, w: Floats, low: int, high: int) -> Floats:
-    """The scale (..., 1) of each sub-block whose integers in [low, high] leave the least weighted squared error."""
-    at = np.abs(x).argmax(axis=-1, keepdims=True)
-    extreme: Floats = np.take_along_axis(x, at, axis=-1)
-    scale, gain = np.zeros_like(extreme), np.zeros_like(extreme)
-    for trial in _TRIALS:
-        q = _levels(x, extreme / (low + trial), low, high)
+def _extreme(x: Floats) -> Floats:
+    """The value of the largest magnitude along the last axis (..., 1)."""
+    made: Floats = np.take_along_axis(x, np.abs(x).argmax(axis=-1, keepdims=True), axis=-1)
+    return made
+
+
+def _fit(x: Floats, w: Floats, trials: Iterable[Floats]) -> Floats:
+    """The scale (..., 1) of each sub-block that leaves the least weighted squared error with one of the `trials`,
+    which are what stands for x."""
+    scale, gain = np.zeros_like(x[..., :1]), np.zeros_like(x[..., :1])
+    for q in trials:
         dot = np.sum(w * x * q, axis=-1, keepdims=True)
         norm = np.sum(w * q * q, axis=-1, keepdims=True)
         better = dot * dot > gain * norm
         scale = np.where(better, _ratio(dot, norm), scale)
         gain = np.where(better, _ratio(dot * dot, norm), gain)
     return scale
+
+
+def _fit_symmetric(x: Floats, w: Floats, low: int, high: int) -> Floats:
+    """The scale (..., 1) of each sub-block whose integers in [low, high] leave the least weighted squared error."""
+    extreme = _extreme(x)
+    return _fit(x, w, (_levels(x, extreme / (low + trial), low, high) for trial in _TRIALS))
 
 
 def _quantize_sixteenths(blocks: Floats, low: int, least: int) -> tuple[Floats, Floats, Bytes]:
@@ -151,8 +161,7 @@ def _quantize_sixteenths(blocks: Floats, low: int, least: int) -> tuple[Floats, 
     x = normal.reshape(-1, 16, 16)
     w = _importance(x)
     scale = _fit_symmetric(x, w, low, high)[..., 0]
-    extreme = np.take_along_axis(scale, np.abs(scale).argmax(axis=-1, keepdims=True), axis=-1)
-    d_bytes, d = _half(extreme[:, 0] / np.float32(least) * peak)
+    d_bytes, d = _half(_extreme(scale)[:, 0] / np.float32(least) * peak)
     d = _ratio(d, peak)[:, None]
 
     nearest = _levels(scale, d, least, most)
@@ -284,17 +293,8 @@ def _nearest(x: Floats, scale: Floats, codes: Floats) -> NDArray[np.int64]:
 
 def _fit_codes(x: Floats, w: Floats, codes: Floats) -> Floats:
     """The scale (..., 1) of each group whose codes leave the least weighted squared error."""
-    at = np.abs(x).argmax(axis=-1, keepdims=True)
-    extreme: Floats = np.take_along_axis(x, at, axis=-1)
-    scale, gain = np.zeros_like(extreme), np.zeros_like(extreme)
-    for trial in 1 + _TRIALS / 8:
-        nearest = codes[_nearest(x, extreme / codes[0] * trial, codes)]
-        dot = np.sum(w * x * nearest, axis=-1, keepdims=True)
-        norm = np.sum(w * nearest * nearest, axis=-1, keepdims=True)
-        better = dot * dot > gain * norm
-        scale = np.where(better, _ratio(dot, norm), scale)
-        gain = np.where(better, _ratio(dot * dot, norm), gain)
-    return scale
+    extreme = _extreme(x)
+    return _fit(x, w, (codes[_nearest(x, extreme / codes[0] * trial, codes)] for trial in 1 + _TRIALS / 8))
 
 
 def _quantize_iq4_nl(blocks: Floats) -> Quantized:
@@ -309,8 +309,7 @@ def _quantize_iq4_xs(blocks: Floats) -> Quantized:
     normal, peak = _normalised(blocks)
     x = normal.reshape(-1, 8, 32)
     scale = _fit_codes(x, _importance(x), codes)[..., 0]
-    extreme = np.take_along_axis(scale, np.abs(scale).argmax(axis=-1, keepdims=True), axis=-1)
-    d_bytes, d = _half(extreme[:, 0] / np.float32(-32) * peak)
+    d_bytes, d = _half(_extreme(scale)[:, 0] / np.float32(-32) * peak)
     steps = _levels(scale, _ratio(d, peak)[:, None], -32, 31)
     unit = _ratio(d, peak)[:, None] * steps
     six = (steps + 32).astype(np.uint8)
