@@ -192,8 +192,7 @@ def model(config: Config, formats: BlockType | Formats, device: Gpu, tied: bool 
         rows, columns = [config.size(spec.shape[0]) for spec in specs], config.size(specs[0].shape[1])
         size = packing.packed_bytes(own, sum(rows), columns)
         bias = alloc(4 * sum(rows)) if any(spec.bias == "must" for spec in specs) else None
-        parts = tuple(config.size(part) for spec in specs for part in spec.parts)
-        return PackedMatrix(own, sum(rows), columns, alloc(size), bias, parts)
+        return PackedMatrix(own, sum(rows), columns, alloc(size), bias)
 
     def vectors(spec: Spec) -> dict[str, HCQBuffer]:
         names = [spec.name, *([f"{spec.name}.bias"] if spec.bias == "must" else [])]

@@ -462,14 +462,17 @@ class Config:
             )
         return positions
 
-    def check_prompt(self, tokens: Sequence[int]) -> None:
-        """ModelError for tokens that the model cannot continue: none, or one outside of its vocabulary."""
+    def check_prompt(self, tokens: Sequence[int], said: int = 0, context: int | None = None) -> None:
+        """ModelError for tokens that the model cannot continue: none, or one outside of its vocabulary; ContextError
+        where a `context` does not hold them after so many that were said."""
         if not tokens:
             raise ModelError("there is nothing to continue: give at least one token")
         if not all(0 <= token < self.vocab for token in tokens):
             raise ModelError(
                 f"a token lies outside of the vocabulary of {self.vocab}: the tokenizer is not this model's"
             )
+        if context is not None and said + len(tokens) > context:
+            raise ContextError(f"{said + len(tokens)} tokens exceed the context of {context}: shorten the prompt")
 
     def check_sampled(self, token: int) -> None:
         """ModelError for what the device publishes where no logit is the largest."""

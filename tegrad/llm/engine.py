@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from tegrad.hw.chips import by_arch
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import capability, kernels_of
 from tegrad.llm.closing import Closing
-from tegrad.llm.errors import ContextError, ModelError, OutOfMemory, UnsupportedModelError
+from tegrad.llm.errors import ModelError, OutOfMemory, UnsupportedModelError
 from tegrad.llm.gguf import Gguf, Progress
 from tegrad.llm.loop import Loop, LoopError
 from tegrad.llm.numerics import unit
@@ -31,7 +31,7 @@ from tegrad.llm.sampler import NO_TOKEN, Logprobs, Mask, Sampler
 from tegrad.llm.sampling import Sampling, Settings, ending
 from tegrad.llm.state import States
 from tegrad.nv import roles
-from tegrad.nv.gpu import Buffer, Gpu, opened
+from tegrad.nv.gpu import Gpu, opened
 from tegrad.nv.replay import AHEAD, DEFAULT, Dependency, Launch, up_to
 
 OLDEST_SM: Final = 80
@@ -47,37 +47,9 @@ KERNEL_LOAD_S: Final = 50e-3
 """Seconds that those take to load, if they are compiled; a step takes what its bytes do at half of the bandwidth."""
 
 
-class Plan(Protocol):
-    """A step without its end: launches that leave logits float32 (vocab,), and of every 32 the largest and its row."""
-
-    @property
-    def launches(self) -> tuple[Launch, ...]:
-        """The step, in order."""
-
-    @property
-    def logits(self) -> Buffer:
-        """What they leave, float32 (vocab,)."""
-
-    @property
-    def best(self) -> Buffer | None:
-        """The largest of every 32, float32, if the step finds it."""
-
-    @property
-    def best_row(self) -> Buffer | None:
-        """Its rows, int32."""
-
-    def close(self) -> None:
-        """Free what it holds."""
-
-
-@runtime_checkable
-class WholePlan(Plan, Protocol):
-    """A plan that also has a step with an end: the likeliest token, as `sampling` would hand it over."""
-
-    def likeliest(self, sampling: Sampling) -> tuple[Launch, ...]:
-        """The step's launches."""
-
-
+Plan: TypeAlias = DecodePlan | PersistentPlan
+"""A step without its end: `launches` that leave `logits` float32 (vocab,), and perhaps of every 32 the largest and its
+row (`best`, `best_row`)."""
 Planner = Callable[[PackedModel, States, KvCache], Plan]
 
 
@@ -457,7 +429,7 @@ class Engine(Closing):
 
     def _step(self, settings: Settings) -> tuple[Launch, ...]:
         plan, sampling = self.plan, self._sampling
-        if isinstance(plan, WholePlan) and settings.greedy and settings.logprobs is None:
+        if isinstance(plan, PersistentPlan) and settings.greedy and settings.logprobs is None:
             return plan.likeliest(sampling)
         end = sampling.launches(self._states, [settings], logits=plan.logits, best=plan.best, best_row=plan.best_row)
         return (*plan.launches, *end)
@@ -474,11 +446,7 @@ class Engine(Closing):
 
     def _check(self, tokens: Sequence[int]) -> None:
         self._check_open()
-        self.config.check_prompt(tokens)
-        if len(self.tokens) + len(tokens) > self.context:
-            raise ContextError(
-                f"{len(self.tokens) + len(tokens)} tokens exceed the context of {self.context}: shorten the prompt"
-            )
+        self.config.check_prompt(tokens, len(self.tokens), self.context)
 
 
 def _settings(sampler: Sampler | Settings) -> tuple[Settings, int | None]:

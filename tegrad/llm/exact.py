@@ -186,17 +186,11 @@ class Parts:
             yield at, op, self._part(op, at)
 
     def _part(self, op: Op, layer: int) -> Part:
-        nothing = np.zeros(0)
-
         def vector(spec: Spec | None) -> Floats | None:
             return None if spec is None else self.weights.vector(tensor_name(spec, layer))
 
-        match op:
-            case Attend():
-                return Part((), None, nothing, vector(op.query_norm), vector(op.key_norm))
-            case Add():
-                norm = vector(None if op.norm is None else op.norm.spec)
-                return Part((tensor_name(op.matrix, layer),), norm, nothing)
+        if isinstance(op, Attend):
+            return Part((), None, np.zeros(0), vector(op.query_norm), vector(op.key_norm))
         names = tuple(tensor_name(spec, layer) for spec in op.matrices)
         norm = vector(None if op.norm is None else op.norm.spec)
         return Part(names, norm, np.concatenate([self._bias(spec, layer) for spec in op.matrices]))

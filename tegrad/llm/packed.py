@@ -50,8 +50,6 @@ class PackedMatrix:
     buffer: Buffer
     bias: Buffer | None = None
     """float32 (rows,)."""
-    parts: tuple[int, ...] = ()
-    """Rows of each matrix that lies below the others here: queries', keys' and values', or the file's."""
 
     @property
     def nbytes(self) -> int:
@@ -123,7 +121,7 @@ class PackedLoader:
         if any(biases):
             parts = zip(infos, biases, rows, strict=True)
             bias = self.vector([part for info, own, count in parts for part in (own or info.rows, count - info.rows)])
-        return PackedMatrix(kind, total, columns, buffer, bias, tuple(rows))
+        return PackedMatrix(kind, total, columns, buffer, bias)
 
     def vector(self, parts: Sequence[TensorInfo | int]) -> Buffer:
         """F32 vectors of the file one after the other, or so many zeros."""

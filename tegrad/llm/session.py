@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from tinygrad import Tensor, TinyJit, UOp, Variable, dtypes
 from tinygrad.dtype import DType
 
-from tegrad.llm.errors import ContextError
 from tegrad.llm.model import Model
 from tegrad.llm.rings import Rings
 from tegrad.llm.sampler import Logprobs, Mask, Sampler
@@ -145,8 +144,4 @@ class Session:
         return Tensor(padded, device=self.model.device).realize()
 
     def _check(self, tokens: Sequence[int]) -> None:
-        self.model.config.check_prompt(tokens)
-        if len(self.tokens) + len(tokens) > self.context:
-            raise ContextError(
-                f"{len(self.tokens) + len(tokens)} tokens exceed the context of {self.context}: shorten the prompt"
-            )
+        self.model.config.check_prompt(tokens, len(self.tokens), self.context)
