@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias, cast
 from weakref import WeakKeyDictionary
 
 from tegrad.llm.batch import GREEDY
@@ -26,7 +26,7 @@ from tegrad.llm.sampling import Logprobs, Settings
 from tegrad.llm.service import Answer, Piece, Usage
 from tegrad.llm.template import source_of
 from tegrad.llm.tokenizer import Stream, Tokenizer
-from tegrad.llm.tools import Arguments, Call, Event, Format, Text, Thinking
+from tegrad.llm.tools import Arguments, Call, Event, Format, Reader, Text, Thinking
 from tegrad.serve.failures import Failure
 from tegrad.serve.model import Model
 
@@ -74,20 +74,8 @@ class Wanted:
     """Seconds after which an answer ends, wherever it is."""
 
 
-class Reader(Protocol):
-    """Takes apart what a model says: `tools.Reader`, or `Plain`."""
-
-    def push(self, text: str) -> Sequence[Event]:
-        """What this text completes."""
-        ...
-
-    def finish(self) -> Sequence[Event]:
-        """What is left."""
-        ...
-
-
 class Plain:
-    """All is text."""
+    """A `Reader` of what has no thoughts and no calls: all is text."""
 
     def push(self, text: str) -> Sequence[Event]:
         """The text itself."""
@@ -103,7 +91,7 @@ class Prompt:
     """What a model is asked to continue, how its answers are read, and what they keep to."""
 
     tokens: Sequence[int]
-    reader: Callable[[], Reader] = Plain
+    reader: Callable[[], Reader | Plain] = Plain
     grammar: Grammar | None = None
     parallel: bool = True
 

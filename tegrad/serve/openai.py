@@ -19,7 +19,7 @@ from tegrad.serve.conversation import Prompt, Wanted
 from tegrad.serve.exchange import Api, Exchange, Voice, sse
 from tegrad.serve.failures import Failure
 from tegrad.serve.model import About, Model, Models
-from tegrad.serve.openai_answers import Chats, Completions, Echoed, Writer, told, usage
+from tegrad.serve.openai_answers import Chats, Completions, Echoed, told, usage
 from tegrad.serve.openai_fields import (
     CHAT,
     COMPLETION,
@@ -102,7 +102,12 @@ async def _prompt(model: Model, given: str | list[int], grammar: Grammar | None)
 
 
 async def _answered(
-    exchange: Exchange, model: Model, body: JSON, prompts: Sequence[Prompt], wanted: Wanted, writer: Writer
+    exchange: Exchange,
+    model: Model,
+    body: JSON,
+    prompts: Sequence[Prompt],
+    wanted: Wanted,
+    writer: Chats | Completions,
 ) -> None:
     """Have the model answer, and write it."""
     head = {"id": f"{writer.prefix}-{secrets.token_hex(12)}", "object": writer.object, "created": int(time.time())}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from tegrad.llm.sampler import Logprobs
 from tegrad.llm.tokenizer import Stream, Tokenizer
@@ -26,20 +26,8 @@ def told(error: Failure) -> JSON:
     return {"error": {"message": str(error), "type": kind, "param": error.param, "code": error.code}}
 
 
-class Writer(Protocol):
-    """Writes replies, whole or in parts, as choices of an answer."""
-
-    prefix: str
-    object: str
-    chunk: str
-
-    def whole(self, at: int, said: Said, *, logs: bool) -> JSON: ...
-
-    def part(self, at: int, part: Part, *, logs: bool) -> JSON: ...
-
-
 class Chats:
-    """Replies to chats as OpenAI writes them."""
+    """Replies to chats as OpenAI writes them, whole or in parts: the choices of an answer."""
 
     prefix, object = "chatcmpl", "chat.completion"
     chunk = "chat.completion.chunk"
@@ -124,7 +112,7 @@ class Echoed:
 
 
 class Completions:
-    """Replies to texts as OpenAI writes them."""
+    """The same of replies to texts."""
 
     prefix = "cmpl"
     object = chunk = "text_completion"
