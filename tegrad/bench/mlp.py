@@ -30,6 +30,7 @@ from tegrad.bench.record import Record, RecordError, Side, make
 from tegrad.bench.rows import MLP_WIDTHS, mlp, mlp_weights
 from tegrad.nv import compilers
 from tegrad.nv.cubin import read_ptx
+from tegrad.nv.device import NVDevice
 from tegrad.nv.record import LONE, Recorded, record
 from tegrad.nv.replay import DEPENDENCIES, Dependency
 
@@ -201,7 +202,7 @@ class _Nowhere:
 
 
 @contextmanager
-def done_at_once(device: Any) -> Iterator[None]:
+def done_at_once(device: NVDevice) -> Iterator[None]:
     """Whatever is submitted in here counts as done, and is never run. After it the device works on as before."""
     device.synchronize()
     before = [(fifo, fifo._doorbell, fifo.put_value) for fifo in device._fifos]

@@ -18,7 +18,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tegrad.nv.gpu import Gpu, GpuMethods
 
 MB = 1 << 20
 ANSWER_VALUES = 1024
@@ -135,7 +138,7 @@ def _timed(function: Callable[..., Any], *inputs: Any) -> TimedRow:
     from tinygrad import Device, TinyJit
 
     jit: Any = TinyJit(function)
-    device: Any = Device[Device.DEFAULT]
+    device: Gpu = Device[Device.DEFAULT]
 
     def call() -> object:
         out = jit(*inputs)
@@ -157,7 +160,7 @@ def _stream(kind: str) -> TimedRow:
 
     x = _random(12)
     jit: Any = TinyJit(lambda x: (x + 1).realize())
-    device: Any = Device[Device.DEFAULT]
+    device: Gpu = Device[Device.DEFAULT]
     for _ in range(4):
         out = jit(x)
 
@@ -218,7 +221,7 @@ def _gpt2(kind: str, dtype: str, size: str) -> TimedRow:
         return (x.layernorm() @ tokens.T).realize()
 
     jit: Any = TinyJit(network)
-    device: Any = Device[Device.DEFAULT]
+    device: Gpu = Device[Device.DEFAULT]
     symbol, token = Symbol.variable("position", 1, POSITIONS - 1), Tensor([7]).realize()
     at = 0
 
@@ -289,7 +292,7 @@ def _alloc(kind: str, size: str) -> TimedRow:
 
     from tegrad.nv import compat
 
-    device: Any = Device[Device.DEFAULT]
+    device: GpuMethods = Device[Device.DEFAULT]
     length = megabytes(size) * MB
     options = BufferSpec()
 

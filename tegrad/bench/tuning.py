@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Final
 from unittest.mock import patch
 
 from tegrad.nv import device as nv_device
 from tegrad.nv import iface, probes, roles
+from tegrad.nv.device import NVDevice
 from tegrad.nv.replay import Launch
 from tegrad.uapi import constants as c
 
@@ -78,12 +79,12 @@ class Question:
     """What is asked; who answers it, or which other command does; `jetson` if only nvgpu's interface knows."""
 
     asks: str
-    ask: Callable[[Any], Iterator[Answer]] | None = None
+    ask: Callable[[NVDevice], Iterator[Answer]] | None = None
     command: str = ""
     jetson: bool = False
 
 
-def cpu_memory(device: Any) -> Iterator[Answer]:
+def cpu_memory(device: NVDevice) -> Iterator[Answer]:
     """MB/s of the CPU in a buffer of each attribute, and whether a kernel reads what it wrote."""
     read, pieces = probes.load(device, probes.READ, "read", 2, 2), SIZE // 16
     fill = probes.load(device, probes.FILL, "fill", 1, 1)
@@ -106,7 +107,7 @@ def cpu_memory(device: Any) -> Iterator[Answer]:
             yield Answer("cpu-memory", f"{name}, read", SIZE / back / 1e6, "MB/s", right)
 
 
-def flush(device: Any) -> Iterator[Answer]:
+def flush(device: NVDevice) -> Iterator[Answer]:
     """Microseconds of FLUSH_L2 with nothing in L2, and after a kernel that filled half of it by a cached mapping."""
     fill = probes.load(device, probes.FILL, "fill", 1, 1)
     shape = {"global_size": (device.sm_count, 1, 1), "local_size": (probes.THREADS, 1, 1), "wait": True}
@@ -121,7 +122,7 @@ def flush(device: Any) -> Iterator[Answer]:
         yield Answer("flush", state, 1e6 * statistics.median(taken), "us")
 
 
-def gpfifo(device: Any) -> Iterator[Answer]:
+def gpfifo(device: NVDevice) -> Iterator[Answer]:
     """Microseconds a submission of many in a row, by the number of entries of the ring."""
     for entries in RINGS:
         with patch.object(iface, "GPFIFO_ENTRIES", entries):
@@ -132,7 +133,7 @@ def gpfifo(device: Any) -> Iterator[Answer]:
     nv_device.reopen()
 
 
-def windows(device: Any) -> Iterator[Answer]:
+def windows(device: NVDevice) -> Iterator[Answer]:
     """Microseconds of a kernel that reads local and shared memory by generic addresses, by where their windows lie."""
     known = iface._chip
     for name, (local, shared) in WINDOWS.items():
@@ -147,14 +148,14 @@ def windows(device: Any) -> Iterator[Answer]:
     nv_device.reopen()
 
 
-def doorbell(device: Any) -> Iterator[Answer]:
+def doorbell(device: NVDevice) -> Iterator[Answer]:
     """Microseconds a submission where so many share one doorbell."""
     for count in AT_ONCE:
         took, right = _submitted(nv_device.reopen(), count)
         yield Answer("doorbell", f"{count} at once", took, "us", right)
 
 
-def _submitted(device: Any, at_once: int) -> tuple[float, bool]:
+def _submitted(device: NVDevice, at_once: int) -> tuple[float, bool]:
     """Microseconds of each of SUBMISSIONS runs of a tiny kernel, and whether each of them ran once."""
     program = probes.load(device, STEP, "step", 1, 1)
     with probes.buffer(device, 16) as word:

@@ -12,7 +12,7 @@
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from tinygrad.codegen.decomp.transcendental import xexp2, xlog2
@@ -63,7 +63,7 @@ def made_by() -> str:
 _View = tuple[UOp, int] | None
 
 
-def _is_nv(device: Any) -> bool:
+def _is_nv(device: str | Sequence[str] | None) -> bool:
     names = (device,) if isinstance(device, str) else device or ()
     return any(name.split(":")[0] == "NV" for name in names)
 

@@ -11,13 +11,16 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping, Set
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tinygrad import Device, Tensor
 from tinygrad.device import Buffer
 from tinygrad.dtype import DType, _to_np_dtype
 from tinygrad.engine import jit
 from tinygrad.runtime.support.hcq import HCQBuffer
+
+if TYPE_CHECKING:
+    from tegrad.nv.gpu import GpuMethods
 
 NV: Final = "tinygrad.runtime.ops_nv"
 REPLACED: Final[Mapping[str, str]] = {
@@ -164,7 +167,7 @@ def allocate_and_free(allocator: Any, size: int, options: Any) -> None:
     allocator._free(allocator._alloc(size, options), options)
 
 
-def unmap(mapped: Any, device: Any) -> None:
+def unmap(mapped: HCQBuffer, device: GpuMethods) -> None:
     """End a device's mapping of another one's buffer."""
     device.allocator._unmap(mapped)
 
