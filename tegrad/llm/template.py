@@ -17,12 +17,37 @@ from typing import Any, Final, Self
 
 from tegrad.installed import isolated
 from tegrad.llm.errors import UnsupportedModelError
-from tegrad.llm.gguf import Gguf
+from tegrad.llm.gguf import Gguf, shown
 from tegrad.llm.pieces import NUMBERS
 
 KEY: Final = "tokenizer.chat_template"
 WITH_TOOLS: Final = f"{KEY}.tool_use"
 """A second template, of conversations with tools, that such files as Hermes' have."""
+_INST: Final = """
+{%- set turn = namespace(begun=false) %}
+{%- for message in messages %}
+    {%- if not turn.begun %}{{- front + '[INST]' + space }}{% set turn.begun = true %}{% endif %}
+    {%- if message.role == 'system' %}{{- message.content + '\\n\\n' }}
+    {%- elif message.role == 'user' %}{{- message.content + front + '[/INST]' }}
+    {%- elif message.role == 'assistant' %}
+        {{- space + (message.content | trim if trims else message.content) + '</s>' }}{% set turn.begun = false %}
+    {%- else %}{{- raise_exception('no role ' + message.role) }}{% endif %}
+{%- endfor %}"""
+_SYSTEM_PROMPT: Final = """
+{%- for message in messages %}
+    {%- if message.role == 'system' %}{{- '[SYSTEM_PROMPT]' + space + message.content + '[/SYSTEM_PROMPT]' }}
+    {%- elif message.role == 'user' %}{{- '[INST]' + space + message.content + '[/INST]' }}
+    {%- elif message.role == 'assistant' %}{{- space + message.content + '</s>' }}
+    {%- else %}{{- raise_exception('no role ' + message.role) }}{% endif %}
+{%- endfor %}"""
+NAMED: Final[Mapping[str, str]] = {
+    "mistral-v1": "{%- set front, space, trims = ' ', ' ', false %}" + _INST,
+    "mistral-v3": "{%- set front, space, trims = '', ' ', true %}" + _INST,
+    "mistral-v3-tekken": "{%- set front, space, trims = '', '', false %}" + _INST,
+    "mistral-v7": "{%- set space = ' ' %}" + _SYSTEM_PROMPT,
+    "mistral-v7-tekken": "{%- set space = '' %}" + _SYSTEM_PROMPT,
+}
+"""By the names that llama.cpp's converter writes in place of a template where a model of Mistral's brings none."""
 CPU_LIMIT_S: Final = 3.0
 """That a template may compute to be compiled, and for a text."""
 WALL_LIMIT_S: Final = 9.0
@@ -50,7 +75,7 @@ REFUSALS: Final[Mapping[str, str]] = {
 def source_of(metadata: Mapping[str, object], *, tools: bool) -> str:
     """The template that a file's metadata has for conversations, with tools or without; "" for none."""
     found = next((metadata[key] for key in (WITH_TOOLS, KEY)[not tools :] if key in metadata), "")
-    return found if isinstance(found, str) else ""
+    return NAMED.get(found, found) if isinstance(found, str) else ""
 
 
 class TemplateRefusalError(UnsupportedModelError):
@@ -78,10 +103,11 @@ class Template:
     @classmethod
     def of(cls, file: Gguf) -> Self | None:
         """The template of a file, or None where it has none."""
-        source = file.metadata.get(KEY)
-        if not isinstance(source, str):
+        if not isinstance(file.metadata.get(KEY), str):
             return None
-        second = file.metadata.get(WITH_TOOLS)
+        source, second = source_of(file.metadata, tools=False), file.metadata.get(WITH_TOOLS)
+        if source.strip() and "{" not in source:
+            raise TemplateRefusalError(f"the model's chat template is {shown(source)}, a name that we do not know")
         return cls(source, _token(file, "bos"), _token(file, "eos"), second if isinstance(second, str) else "")
 
     def render(

@@ -36,6 +36,10 @@ class Peer(cpu_llama.Peer):
             context.close()
             self._params.embeddings = False
 
+    def template(self, name: str, said: Sequence[tuple[str, str]]) -> str:
+        """The text of roles and what they said, up to where an answer begins, in a template that llama.cpp names."""
+        return str(self.model.chat_apply_template(name, [lib.LlamaChatMessage(*one) for one in said], True))
+
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         """The prompt and the tokens that llama.cpp itself continues it with."""
         return [*prompt, *next(self.answers(prompt, count, [lambda logits, _: int(logits.argmax())]))]

@@ -1,12 +1,13 @@
 """Chat templates run as models' authors wrote them, and can do nothing else."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tiny_llama import TYPE, Shape, Vocabulary, letters, write
 
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.template import KEY, WITH_TOOLS, Template, TemplateRefusalError, source_of
+from tegrad.llm.template import KEY, NAMED, WITH_TOOLS, Template, TemplateRefusalError, source_of
 
 CHATML = """{%- for message in messages %}
 {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
@@ -154,6 +155,35 @@ def test_the_file_names_template_and_tokens(tmp_path: Path) -> None:
         assert template.render([]) == "<|bos|>!"
     with Gguf.open(write(tmp_path / "without.gguf", shape, TYPE.F32)) as file:
         assert Template.of(file) is None
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_templates_name_that_converters_write_stands_for_it(tmp_path: Path, name: str) -> None:
+    """convert_hf_to_gguf.py --mistral-format, for a model that brings no template."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
+    shape, plain = Shape(dim=32, ffn=32, heads=1, kv_heads=1, layers=1), letters(300)
+    path = write(tmp_path / "m.gguf", shape, TYPE.F32, vocabulary=replace(plain, template=name))
+    said = [("system", "Be brief."), ("user", "Who?"), ("assistant", " Ada. "), ("user", " And\nthen? ")]
+    with Gguf.open(path) as file, llama_cpp.peer(path) as peer:
+        template = Template.of(file)
+        assert template is not None
+        assert source_of(file.metadata, tools=True) == NAMED[name]
+        for part in (said, said[:2], said[1:2], said[1:]):
+            expected = peer.template(name, part)
+            assert template.render([{"role": role, "content": text} for role, text in part]) == expected
+        with pytest.raises(TemplateRefusalError, match="no role tool"):
+            template.render([{"role": "tool", "content": "1"}])
+        template.close()
+
+
+def test_a_name_that_we_do_not_know_is_no_template(tmp_path: Path) -> None:
+    shape, plain = Shape(dim=32, ffn=32, heads=1, kv_heads=1, layers=1), letters(300)
+    path = write(tmp_path / "m.gguf", shape, TYPE.F32, vocabulary=replace(plain, template="zephyr"))
+    with (
+        Gguf.open(path) as file,
+        pytest.raises(TemplateRefusalError, match="chat template is 'zephyr', a name that we do not know"),
+    ):
+        Template.of(file)
 
 
 def test_what_qwens_templates_use_is_there() -> None:
