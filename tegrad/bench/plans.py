@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
@@ -19,7 +18,7 @@ from itertools import groupby
 from typing import Any, Final, TypeAlias
 from unittest.mock import patch
 
-from tinygrad.device import BufferSpec, TinyELF
+from tinygrad.device import TinyELF
 from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
 
 from tegrad import ptx
@@ -41,8 +40,9 @@ from tegrad.llm.rope import Divisors
 from tegrad.llm.sampling import Sampling, Settings
 from tegrad.llm.state import LOGITS_SPEC, STATE_SPEC, States
 from tegrad.nv.cubin import Cubin, read_ptx
-from tegrad.nv.gpu import Gpu, GpuMethods
+from tegrad.nv.gpu import Bytes, Gpu, GpuMethods
 from tegrad.nv.replay import Launch
+from tegrad.nv.spec import MemorySpec
 
 
 class DryProgram:
@@ -75,11 +75,7 @@ class DryDevice(GpuMethods):
 
     def __init__(self, chip: Chip) -> None:
         self.chip, self.arch, self.device = chip, chip.arch, "NV"
-        self.allocator = self.iface = self
-        self.lock = threading.RLock()
-        self.taken = 0
-        self.closed = False
-        self.num_gpcs, self.num_tpc_per_gpc, self.num_sm_per_tpc = chip.num_gpc, chip.tpc_per_gpc, chip.sm_per_tpc
+        self.taken, self.closed = 0, False
         self._memory: dict[int, mmap.mmap] = {}
 
     @property
@@ -91,7 +87,7 @@ class DryDevice(GpuMethods):
         """Keep a program."""
         return DryProgram(elf)
 
-    def alloc(self, size: int, options: BufferSpec | None = None) -> HCQBuffer:
+    def allocate(self, size: int, spec: MemorySpec) -> HCQBuffer:
         """A buffer of zeros."""
         memory = mmap.mmap(-1, max(size, 1))
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -99,22 +95,21 @@ class DryDevice(GpuMethods):
         self.taken += size
         return HCQBuffer(address, size, view=MMIOInterface(address, size), owner=self)
 
-    def free(self, buffer: HCQBuffer, size: int, options: BufferSpec | None = None) -> None:
+    def release(self, buffer: HCQBuffer, spec: MemorySpec) -> None:
         """Give a buffer back."""
         if (memory := self._memory.pop(buffer.va_addr, None)) is not None:
-            self.taken -= size
+            self.taken -= buffer.size
             with contextlib.suppress(BufferError):
                 memory.close()
 
-    def _copyin(self, dest: HCQBuffer, src: memoryview) -> None:
-        dest.cpu_view().mv[: src.nbytes] = src.cast("B")
+    def upload(self, buffer: HCQBuffer, data: Bytes) -> None:
+        """Copy at once."""
+        with memoryview(data).cast("B") as given:
+            buffer.cpu_view().mv[: given.nbytes] = given
 
-    def _copyout(self, dest: memoryview, src: HCQBuffer) -> None:
-        dest.cast("B")[:] = src.cpu_view().mv[: dest.nbytes]
-
-    def _as_buffer(self, src: HCQBuffer) -> memoryview:
-        view: memoryview = src.cpu_view().mv
-        return view
+    def download(self, buffer: HCQBuffer, size: int) -> bytearray:
+        """Copy at once."""
+        return bytearray(buffer.cpu_view().mv[:size])
 
     def synchronize(self) -> None:
         """Nothing is ever in flight."""

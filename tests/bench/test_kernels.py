@@ -16,6 +16,7 @@ from tegrad.cli import bench
 from tegrad.hw.chips import CHIPS, Chip
 from tegrad.llm.arch import Config
 from tegrad.llm.formats import BF16, F16, PACKED, Q4_K, Q6_K, Q8_0, BlockType
+from tegrad.llm.packed import SPEC
 from tegrad.llm.programs import load_kernel
 from tegrad.nv.replay import Launch
 from tegrad.nv.toolchain import search_program
@@ -119,7 +120,7 @@ def test_executed_instructions_grow_with_the_grid() -> None:
     code = kernels.Code(2 * pcs, {})  # twice as long as its PTX
 
     def run(blocks: int) -> int:
-        buffer = device.alloc(blocks * 8 * 1680)
+        buffer = device.allocate(blocks * 8 * 1680, SPEC)
         found = executed(Launch(program, (buffer,), (blocks, 1, 1), (256, 1, 1), (8 * blocks,)), code)
         assert found is not None
         return found

@@ -21,7 +21,6 @@ from typing import Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
-from tinygrad.device import BufferSpec
 from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.bench import plans
@@ -37,6 +36,7 @@ from tegrad.llm.reference import Reference
 from tegrad.llm.state import States
 from tegrad.llm.template import KEY, Template
 from tegrad.llm.tokenizer import Stream, Tokenizer
+from tegrad.nv.spec import MemorySpec
 
 MEMORY = 1 << 30
 """Bytes that this process may have of its own."""
@@ -58,11 +58,11 @@ TEXTS = ["In the beginning", "", MESSAGES[1]["content"], "the earth  was   witho
 class BoundedDevice(plans.DryDevice):
     """A device of a bounded memory whose kernels do nothing."""
 
-    def alloc(self, size: int, options: BufferSpec | None = None) -> HCQBuffer:
+    def allocate(self, size: int, spec: MemorySpec) -> HCQBuffer:
         """A buffer, as far as there is room."""
         if size + self.taken > ROOM:
             raise MemoryError("no room on the device.")
-        return super().alloc(size, options)
+        return super().allocate(size, spec)
 
     @property
     def lends(self) -> bool:
@@ -71,7 +71,7 @@ class BoundedDevice(plans.DryDevice):
 
     def lend(self, buffers: Sequence[HCQBuffer]) -> list[memoryview]:
         """The bytes of buffers."""
-        return [self._as_buffer(buffer) for buffer in buffers]
+        return [buffer.cpu_view().mv for buffer in buffers]
 
     def runtime(self, elf: Any) -> Any:
         """A kernel that does nothing."""
