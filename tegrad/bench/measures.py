@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Final
 
 import tegrad
-from tegrad.bench import decode, engine, limits, mlp, published, versus
+from tegrad.bench import decode, engine, limits, mlp, versus
 from tegrad.bench.figures import TARGETS
+from tegrad.bench.perplexity import FOLDER, PUBLISHED, name_of
 from tegrad.bench.record import Record, RecordError, Side, make, output
 from tegrad.hw.chips import CHIPS
 from tegrad.models import SMALL
@@ -85,11 +86,11 @@ def _byte_limit(device: str, size: int) -> tuple[float | None, str]:
 
 def perplexity(name: str) -> Record:
     """Both sides' perplexity with a published model's file, in a process of its own."""
-    known, folder = published.PUBLISHED[name], os.environ.get(published.FOLDER)
+    known, folder = PUBLISHED[name], os.environ.get(FOLDER)
     if not folder:
-        raise RecordError(f"ppl-{name} needs {known.file} (tools/published.py): name its folder by {published.FOLDER}")
+        raise RecordError(f"ppl-{name} needs {known.file} (tools/published.py): name its folder by {FOLDER}")
     path = Path(folder) / known.file
-    if not path.exists() or published.name_of(path) != name:
+    if not path.exists() or name_of(path) != name:
         raise RecordError(f"{path} is not {known.what}: fetch it by tools/published.py")
     with tempfile.TemporaryDirectory() as place:
         _tegrad("bench", "perplexity", str(path), "--out", place)
@@ -145,9 +146,9 @@ MEASURES: dict[str, Measure] = {
         *(
             Measure(
                 f"ppl-{name}", f"perplexity of {known.what}, ours and llama.cpp's", True, partial(perplexity, name),
-                published.FOLDER, long=True,
+                FOLDER, long=True,
             )
-            for name, known in published.PUBLISHED.items()
+            for name, known in PUBLISHED.items()
         ),
         *(
             _of(id, f"{figure.what}, through NV and through CUDA", versus.take, gpu=True)

@@ -1,14 +1,15 @@
 """Perplexity of a model on a named text: ours as `tegrad run` runs it, beside CPU llama.cpp's, on the same file.
 
 Both are fed the same windows of tokens, each of which begins anew, and are asked for each token after the first of it.
-Ours keeps keys and values in halves, and so does llama.cpp.
+Ours keeps keys and values in halves, and so does llama.cpp. Of the files of published models that tools/published.py
+fetches, known by their SHA-256, it is a figure.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import version
@@ -21,8 +22,7 @@ from numpy.typing import NDArray
 
 from tegrad import models as shipped
 from tegrad.bench.gpu import spawned
-from tegrad.bench.published import PUBLISHED
-from tegrad.bench.record import Record, RecordError, Side, make, now, replace_rows, source_digest
+from tegrad.bench.record import Record, RecordError, Side, file_hash, make, now, replace_rows, source_digest
 from tegrad.llm.quality import negative_log_likelihood
 from tegrad.llm.tokenizer import Tokenizer
 
@@ -36,6 +36,40 @@ TOKENS: Final = 16_384
 TABLE: Final = "perplexity.json"
 MOST_MODEL_BYTES: Final = 4 << 30
 """Bytes of llama.cpp's copies of a model, at most, but for one."""
+
+
+FOLDER: Final = "TEGRAD_PUBLISHED"
+"""The variable that names the folder that they lie in, for `tegrad bench take`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The file of a published model."""
+
+    file: str
+    sha256: str
+    what: str
+
+
+PUBLISHED: Final[Mapping[str, Published]] = {
+    "smollm2": Published(
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "SmolLM2 135M Instruct in Q4_1",
+    ),
+    "gemma3": Published(
+        "gemma-3-270m-q4_k_m.gguf",
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        "Gemma 3 270M in Q4_K_M",
+    ),
+}
+"""The figure of each is ppl-NAME."""
+
+
+def name_of(path: Path) -> str | None:
+    """The name in PUBLISHED of a file, whatever it is called."""
+    found = file_hash(path)
+    return next((name for name, known in PUBLISHED.items() if known.sha256 == found), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,7 +226,8 @@ def output(command: Sequence[str], shown: str, timeout: float | None = None, **h
 
 def file_hash(path: Path) -> str:
     """SHA-256 of a file, in hex."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _nvidia_smi() -> dict[str, str]:

@@ -330,7 +330,6 @@ def perplexity(
 
     choose_device()
     from tegrad.bench import perplexity as bench
-    from tegrad.bench.published import name_of
     from tegrad.llm.device import open_device
     from tegrad.llm.gguf import Gguf
     from tegrad.nv.kernel import emulated
@@ -344,7 +343,7 @@ def perplexity(
             done.append(window)
             found = bench.Perplexity.of(done, sum(map(len, texts[: len(done)])))
             typer.echo(f"{found.tokens:7} {found.ours:10.4f} {found.llama_cpp:10.4f} {found.ratio:8.5f}")
-    name = name_of(model)
+    name = bench.name_of(model)
     bench.merge((out or results) / bench.TABLE, name or model.name, described(device), steps, found)
     if name and not emulated() and found.tokens >= bench.TOKENS:
         _keep(bench.record(name, found, shlex.join(["tegrad", *sys.argv[1:]])), out, results)

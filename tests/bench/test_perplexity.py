@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tegrad.bench import perplexity, published
+from tegrad.bench import perplexity
 from tegrad.bench.measures import MEASURES
 from tegrad.bench.perplexity import TOKENS, WINDOW, Perplexity, Window
 from tegrad.bench.record import RecordError
@@ -73,10 +73,10 @@ def test_a_row_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
 def test_taking_a_figure_without_its_file_says_where_it_comes_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(published.FOLDER, raising=False)
+    monkeypatch.delenv(perplexity.FOLDER, raising=False)
     with pytest.raises(RecordError, match=r"ppl-gemma3 needs gemma-3-270m-q4_k_m\.gguf .* TEGRAD_PUBLISHED"):
         MEASURES["ppl-gemma3"].take()
-    monkeypatch.setenv(published.FOLDER, str(tmp_path))
-    (tmp_path / published.PUBLISHED["gemma3"].file).write_bytes(b"another")
+    monkeypatch.setenv(perplexity.FOLDER, str(tmp_path))
+    (tmp_path / perplexity.PUBLISHED["gemma3"].file).write_bytes(b"another")
     with pytest.raises(RecordError, match=r"is not Gemma 3 270M in Q4_K_M: fetch it by tools/published\.py"):
         MEASURES["ppl-gemma3"].take()
