@@ -297,7 +297,7 @@ def _compile_all(texts: Mapping[str, str], folder: Path) -> Iterator[float]:
         yield (time.thread_time_ns() - began) / 1e6
 
 
-class CopyRow(NamedTuple):
+class EngineRow(NamedTuple):
     """One line of `tegrad bench ptx`: median, smallest and largest sample (compile times: 99th percentile)."""
 
     name: str
@@ -308,13 +308,13 @@ class CopyRow(NamedTuple):
     what: str
 
 
-def _row(name: str, values: list[float], unit: str, what: str, top: float = 1.0) -> CopyRow:
+def _row(name: str, values: list[float], unit: str, what: str, top: float = 1.0) -> EngineRow:
     ordered = sorted(values)
     high = ordered[min(len(ordered) - 1, int(top * len(ordered)))]
-    return CopyRow(name, statistics.median(ordered), ordered[0], high, unit, what)
+    return EngineRow(name, statistics.median(ordered), ordered[0], high, unit, what)
 
 
-def report() -> list[CopyRow]:
+def report() -> list[EngineRow]:
     """Everything, in the order in which it is printed. Takes about half a minute, most of it tinygrad's."""
     cold, warm = compile_times(kernels())
     bench = EngineBench()

@@ -65,15 +65,6 @@ class Code:
     """Loads and stores of local memory: spills, or arrays that are indexed by variables."""
 
 
-def read_code(cubin: bytes) -> Code:
-    """Disassemble a cubin of one kernel; CompilerMissing where there is no nvdisasm."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(find_program("nvdisasm")), "-c", file.name]
-        return parse_code(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-
 def parse_code(text: str) -> Code:
     """Count the instructions of nvdisasm's text."""
     found = [match.groups() for match in _LINE.finditer(text)]
@@ -242,9 +233,14 @@ def input_bytes(launch: Launch, weights: Mapping[int, PackedMatrix]) -> int:
 def disassembled(program: DryProgram) -> Code | None:
     """A program's machine code in numbers, or None where there is no disassembler."""
     try:
-        return read_code(program.lib)
+        tool = find_program("nvdisasm")
     except CompilerMissing:
         return None
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(program.lib)
+        file.flush()
+        done = subprocess.run([str(tool), "-c", file.name], capture_output=True, text=True, check=True)
+    return parse_code(done.stdout)
 
 
 def executed(launch: Launch, code: Code) -> int | None:

@@ -58,15 +58,16 @@ PASSES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Bandwidth:
-    """The best of several forms of reading memory once: bytes per second, and how."""
+class Rate:
+    """So much a second, and how that was measured or reckoned."""
 
     rate: float
     note: str
 
 
-def read_bandwidth(device: Gpu) -> Bandwidth:
-    """How fast READ_BYTES of device memory are read, by the GPU's clock: the slope between one launch and several."""
+def read_bandwidth(device: Gpu) -> Rate:
+    """How fast READ_BYTES of device memory are read by the best form, in bytes, by the GPU's clock: the slope between
+    one launch and several."""
     spec, size = MemorySpec(nolru=True, role=roles.WEIGHTS), READ_BYTES
     buffer = device.allocate(size, spec)
     found = {}
@@ -78,7 +79,7 @@ def read_bandwidth(device: Gpu) -> Bandwidth:
     finally:
         device.release(buffer, spec)
     rate = max(found, default=0.0)
-    return Bandwidth(rate, f"{rate / 1e9:.0f} GB/s, {found.get(rate, 'not measured')}, over {size >> 20} MiB")
+    return Rate(rate, f"{rate / 1e9:.0f} GB/s, {found.get(rate, 'not measured')}, over {size >> 20} MiB")
 
 
 def readers(device: Gpu, buffer: HCQBuffer) -> Iterator[tuple[tuple[int, int], Launch, int]]:
@@ -122,21 +123,13 @@ def step_bytes(path: Path, depth: int = 0) -> int:
     return total + 2 * cached * config.kv_heads * (config.head_dim + config.value_dim)
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """The tokens per second that memory allows, and how that was reckoned."""
-
-    rate: float
-    note: str
-
-
-def decode_limit(path: Path, depth: int, bandwidth: Bandwidth) -> Limit | None:
-    """The byte limit of decoding a file at a depth; None where no bandwidth was measured."""
+def decode_limit(path: Path, depth: int, bandwidth: Rate) -> Rate | None:
+    """The byte limit of decoding a file at a depth, in tokens; None where no bandwidth was measured."""
     if not bandwidth.rate:
         return None
     size = step_bytes(path, depth)
     what = "the file" if depth == 0 else f"the file and {depth} tokens' keys and values"
-    return Limit(bandwidth.rate / size, f"{size} bytes of {what} a token, read at {bandwidth.note}")
+    return Rate(bandwidth.rate / size, f"{size} bytes of {what} a token, read at {bandwidth.note}")
 
 
 # ---- the estimate

@@ -234,13 +234,8 @@ def sweep(rig: Rig, start: Tuning) -> tuple[Tuning, float]:
     return best, least
 
 
-def compile_all(name: str, chip: str, depth: int, tunings: Sequence[Tuning]) -> None:
-    """Compile the kernels of a sweep around a tuning, so that a GPU does not wait for compilers."""
-    for told in spawned(_compile, [(name, chip, depth, tuning) for tuning in tunings]):
-        print(told, flush=True)
-
-
 def _compile(name: str, chip: str, depth: int, tuning: Tuning) -> str:
+    """Compile the kernels of a tuning, so that a GPU does not wait for compilers; what it is, in words."""
     rig = Rig(plans.DryDevice(CHIPS[chip]), name, depth)
     try:
         with rig.plan(tuning), rig.plan(tuning, timestamps=True) as plan:
@@ -261,7 +256,8 @@ def show(
     tuning = _tuning(model, settings, depth)
     if chip:
         tried = [made for axis in AXES for made in variants(tuning, axis)] if sweeping else []
-        compile_all(model, chip, depth, [tuning, *tried])
+        for told in spawned(_compile, [(model, chip, depth, made) for made in (tuning, *tried)]):
+            print(told, flush=True)
         return None
     with ExitStack() as undo:
         device = undo.enter_context(opened())

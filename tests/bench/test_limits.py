@@ -8,7 +8,7 @@ import pytest
 from gguf import GGUFReader
 
 from tegrad.bench import models
-from tegrad.bench.limits import Bandwidth, decode_limit, read_bandwidth, readers, step_bytes
+from tegrad.bench.limits import Rate, decode_limit, read_bandwidth, readers, step_bytes
 from tegrad.bench.quality import small
 
 sys.path.append(str(Path(__file__).parents[1] / "nv"))
@@ -46,11 +46,11 @@ def test_depth_adds_the_halves_of_keys_and_values(tmp_path: Path) -> None:
     path, shape, _ = written(tmp_path, "qwen3-0.6b-q8_0")
     cache = 1000 * shape.layers * shape.kv_heads * shape.head_dim * 2 * 2
     assert step_bytes(path, 1000) - step_bytes(path) == cache
-    limit = decode_limit(path, 1000, Bandwidth(1e12, "1000 GB/s"))
+    limit = decode_limit(path, 1000, Rate(1e12, "1000 GB/s"))
     assert limit is not None
     assert limit.rate == pytest.approx(1e12 / step_bytes(path, 1000))
     assert "1000 tokens' keys and values" in limit.note
-    assert decode_limit(path, 0, Bandwidth(0.0, "")) is None
+    assert decode_limit(path, 0, Rate(0.0, "")) is None
 
 
 def test_depth_beyond_a_window_adds_nothing_to_its_layers(tmp_path: Path) -> None:
