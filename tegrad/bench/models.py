@@ -12,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod, sqrt
 from pathlib import Path
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from tegrad import kept
 from tegrad.bench.mixtures import MIXTURES, Place, format_of
 from tegrad.errors import TegradError
-from tegrad.llm.arch import ARCHES, LONG_ROPE, Config, tensor_name
+from tegrad.llm.arch import ARCHES, LONG_ROPE, Config, stored_name, tensor_name
 from tegrad.llm.errors import GgufError
 from tegrad.llm.formats import F32, PACKED, PLAIN, BlockType
 from tegrad.llm.network import Spec
@@ -282,16 +282,10 @@ class _Tensor:
 
 
 def _tensors(shape: ModelShape, kind: str) -> Iterator[_Tensor]:
-    config, arch = shape.config, ARCHES[shape.arch]
+    config = shape.config
     for name, divisors in _divisors(shape, config.rope.dim // 2):
         yield _fixed(name, divisors)
-    for spec, layer in config.specs():
-        if (spec is arch.output and shape.tied) or (spec.stack and spec.stack.at):
-            continue
-        name, sizes = tensor_name(spec, layer), tuple(config.size(size) for size in spec.shape)
-        if spec.stack:  # with all that lie below it
-            name = tensor_name(replace(spec, name=spec.stack.name), layer)
-            sizes = (sum(map(config.size, spec.stack.sizes)), *sizes[1:])
+    for name, spec, layer, sizes in stored(config, shape.tied):
         if len(sizes) == 1:
             yield _plain(name, TYPE.F32, sizes, 1.0, 0.1)
         else:
@@ -302,6 +296,15 @@ def _tensors(shape: ModelShape, kind: str) -> Iterator[_Tensor]:
                 yield _packed(name, form, sizes, deviation)
         if spec.bias == "must":
             yield _plain(tensor_name(spec, layer, "bias"), TYPE.F32, sizes[:1], 0.0, 0.1)
+
+
+def stored(config: Config, tied: bool) -> Iterator[tuple[str, Spec, int | None, tuple[int, ...]]]:
+    """The tensors of a file but for biases: name, spec, layer and sizes of each; a stack is one, by its first spec."""
+    for spec, layer in config.specs():
+        if (spec is config.arch.output and tied) or (spec.stack and spec.stack.at):
+            continue
+        rows = spec.stack.sizes if spec.stack else spec.shape[:1]
+        yield stored_name(spec, layer), spec, layer, (sum(map(config.size, rows)), *map(config.size, spec.shape[1:]))
 
 
 def _divisors(shape: ModelShape, pairs: int) -> Iterator[tuple[str, NDArray[np.float32]]]:

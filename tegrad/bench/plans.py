@@ -14,7 +14,7 @@ import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import groupby
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 from unittest.mock import patch
 
@@ -22,16 +22,18 @@ from tinygrad.device import TinyELF
 from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
 
 from tegrad import ptx
+from tegrad.bench.models import stored
 from tegrad.hw.chips import CHIPS, Chip
 from tegrad.llm import packing, programs
-from tegrad.llm.arch import Config
+from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import kernels_of
-from tegrad.llm.formats import F16, BlockType
+from tegrad.llm.formats import F16, F32, BlockType
 from tegrad.llm.gemm import TilePicker, pick_tile, pick_wgmma
+from tegrad.llm.gguf import Gguf, TensorInfo
 from tegrad.llm.network import Spec
-from tegrad.llm.packed import SPEC, PackedLayer, PackedMatrix, PackedModel, arranging
+from tegrad.llm.packed import PackedLoader, PackedMatrix, PackedModel, arranging
 from tegrad.llm.persistent import MOST_POSITION_READS, NEAR_POSITIONS, PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import Prefill, chunk_bytes
@@ -173,46 +175,34 @@ Formats: TypeAlias = Callable[[Spec, int | None], BlockType]
 """The format of a matrix of a layer, or of none."""
 
 
+class Unwritten(Gguf):
+    """The tensors of a file that nobody wrote: nowhere in particular, and whatever is read of them is 0."""
+
+    def __init__(self, config: Config, formats: BlockType | Formats, tied: bool) -> None:
+        self.path, self.tensors = Path("a shape"), {}
+        for name, spec, layer, sizes in stored(config, tied):
+            if len(sizes) == 1:
+                kind = F32
+            elif isinstance(formats, BlockType):
+                kind = formats if sizes[-1] % formats.elements == 0 else F16
+            else:
+                kind = formats(spec, layer)
+            self.tensors[name] = TensorInfo(name, kind, sizes, 0)
+            if spec.bias == "must":
+                bias = tensor_name(spec, layer, "bias")
+                self.tensors[bias] = TensorInfo(bias, F32, sizes[:1], 0)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Zeros."""
+        return bytes(size)
+
+
 def model(config: Config, formats: BlockType | Formats, device: Gpu, tied: bool = True) -> PackedModel:
     """A model of these sizes as if it were loaded, on any device: its weights are whatever lies in new buffers."""
-    config = config.filled()
-    alloc, net = partial(device.allocate, spec=SPEC), config.network
-
-    def kind(spec: Spec, layer: int | None = None) -> BlockType:
-        if not isinstance(formats, BlockType):
-            return formats(spec, layer)
-        return formats if config.size(spec.shape[1]) % formats.elements == 0 else F16
-
-    def matrix(own: BlockType, *specs: Spec) -> PackedMatrix:
-        rows, columns = [config.size(spec.shape[0]) for spec in specs], config.size(specs[0].shape[1])
-        size = packing.packed_bytes(own, sum(rows), columns)
-        bias = alloc(4 * sum(rows)) if any(spec.bias == "must" for spec in specs) else None
-        return PackedMatrix(own, sum(rows), columns, alloc(size), bias)
-
-    def vectors(spec: Spec) -> dict[str, HCQBuffer]:
-        names = [spec.name, *([f"{spec.name}.bias"] if spec.bias == "must" else [])]
-        return {name: alloc(4 * config.size(spec.shape[0])) for name in names}
-
-    def layer(at: int) -> PackedLayer:
-        found: dict[str, HCQBuffer] = {}
-        matrices: dict[str, PackedMatrix] = {}
-        for spec in net.each_layer:
-            if len(spec.shape) == 1:
-                found |= vectors(spec)
-            elif spec not in net.project.matrices:
-                matrices[spec.name] = matrix(kind(spec, at), spec)
-        alike = groupby(net.project.matrices, key=lambda spec: kind(spec, at))
-        return PackedLayer(matrices, found, tuple(matrix(own, *specs) for own, specs in alike))
-
-    made = PackedModel.__new__(PackedModel)
-    made.device, made.config, made.metadata = device, config, {}
-    made.divisors = Divisors(None, None, config.context)
-    made.embedding = matrix(kind(net.embed.table), net.embed.table)
-    positions = net.embed.positions
-    made.positions = None if positions is None else matrix(kind(positions), positions)
-    made.layers = tuple(layer(at) for at in range(config.layers))
-    made.vectors = vectors(net.logits.norm.spec)
-    made.output = made.embedding if tied else matrix(kind(net.logits.matrix), net.logits.matrix)
+    made, file = PackedModel.__new__(PackedModel), Unwritten(config, formats, tied)
+    made.device, made.metadata, made.divisors = device, {}, Divisors(None, None, config.context)
+    made._own, made.config, made._load = config, config.filled(), PackedLoader(file, device)
+    made._allocate(file)
     return made
 
 
