@@ -13,7 +13,7 @@ from tegrad.ptx.check import PAGE_SHIFT, launch_of
 from tegrad.ptx.helpers import helper
 from tegrad.ptx.ir import Fn, V
 from tegrad.ptx.lanes import each_lane
-from tegrad.ptx.layout import LANES, Access, Frame, Launch, Slot, Space, WarpState, fault_info
+from tegrad.ptx.layout import HASH_FACTOR, LANES, Access, Frame, Launch, Slot, Space, WarpState, fault_info
 from tegrad.ptx.lowering import Asynchronous
 from tegrad.ptx.mbarrier import COUNTS, NEW_FORMS_SM, VECTOR, place
 from tegrad.ptx.memory import address
@@ -139,7 +139,7 @@ def _number(f: Fn, area: V) -> V:
     for op, by in (("shl", 13), ("lshr", 17), ("shl", 5)):
         x = f.xor(x, f.bin(op, x, f.const("i32", by)))
     f.store(x, area, RANDOM)
-    return f.bin("lshr", f.mul(x, f.const("i32", 0x9E3779B1)), f.const("i32", 8))
+    return f.bin("lshr", f.mul(x, f.const("i32", HASH_FACTOR)), f.const("i32", 8))
 
 
 def _draw(f: Fn, area: V, bits: int) -> V:
@@ -289,7 +289,7 @@ def tgx_async_settle(f: Fn, launch: V, slot: V, why: V) -> V:
         f.store(f.const("i32", NOBODY), area, HELD)
         seed = f.load("i32", launch, Launch.SEED)
         cta = f.mul(f.add(f.cast("trunc", f.load("i64", slot, Slot.CTA), "i32"), one), f.const("i32", 0x85EBCA6B))
-        mixed = f.or_(f.xor(f.mul(seed, f.const("i32", 0x9E3779B1)), cta), one)
+        mixed = f.or_(f.xor(f.mul(seed, f.const("i32", HASH_FACTOR)), cta), one)
         f.store(f.select(f.is_zero(seed), zero, mixed), area, RANDOM)
         f.ret(zero)
     with f.if_(f.icmp("eq", why, f.const("i32", ON))):

@@ -10,7 +10,7 @@ from tegrad.ptx.access import helper_name
 from tegrad.ptx.check import launch_of
 from tegrad.ptx.helpers import family, helper
 from tegrad.ptx.ir import Fn, Module, V
-from tegrad.ptx.layout import LANES, Frame, Launch
+from tegrad.ptx.layout import HASH_FACTOR, LANES, Frame, Launch
 from tegrad.ptx.lowering import Asynchronous
 from tegrad.ptx.mbarrier import arrive_after_copies
 from tegrad.ptx.memory import address
@@ -75,7 +75,7 @@ def tgx_copy_soon(f: Fn, frame: V, queue: V) -> None:
     """After a commit of a launch with a seed, land all in half of the cases."""
     x = f.load("i32", launch_of(f, frame), Launch.SEED)
     for at in (Frame.CTA, Frame.WARP, Frame.COPY_GROUP):
-        x = f.mul(f.xor(x, f.load("i32", frame, at)), f.const("i32", 0x9E3779B1))
+        x = f.mul(f.xor(x, f.load("i32", frame, at)), f.const("i32", HASH_FACTOR))
         x = f.xor(x, f.bin("lshr", x, f.const("i32", 15)))
     with f.if_(f.icmp("slt", x, f.const("i32", 0))):
         f.call_void("tgx_copy_wait", frame, queue, f.const("i32", -1))

@@ -17,7 +17,7 @@ from tegrad.ptx.check import PAGE_SHIFT, launch_of
 from tegrad.ptx.helpers import helper
 from tegrad.ptx.ir import Fn, V
 from tegrad.ptx.lanes import each_lane
-from tegrad.ptx.layout import LANES, Access, Frame, Launch
+from tegrad.ptx.layout import HASH_FACTOR, LANES, Access, Frame, Launch
 
 SECTOR_SHIFT = 5
 SECTOR = 1 << SECTOR_SHIFT
@@ -569,7 +569,7 @@ def _together(f: Fn, launch: V, frame: V) -> V:
     """A number of this launch, this warp and the fences that it has passed; not 0."""
     mixed = f.cast("trunc", f.bin("lshr", f.cast("ptrtoint", frame, "i64"), f.const("i64", 6)), "i32")
     for value in (f.load("i32", launch, Launch.TAG), f.load("i32", frame, Frame.FENCES)):
-        mixed = f.xor(f.mul(mixed, f.const("i32", 0x9E3779B1)), value)
+        mixed = f.xor(f.mul(mixed, f.const("i32", HASH_FACTOR)), value)
     odd = f.or_(f.bin("shl", mixed, f.const("i32", 1)), f.const("i32", 1))
     return f.resize(odd, "i64", False)
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 PAGE = 4096
 SMALL_INSTRUCTIONS = 400_000
 """Thread instructions below which a second host thread costs more than it brings."""
+NO_ACCESS = {
+    Access.TRAP: "trap", Access.ILLEGAL: "illegal", Access.MISSING: "missing-lanes", Access.OUTSIDE: "unnamed-lanes"
+}  # fmt: skip
+"""Faults that are of no access, by what a record has in place of one."""
 Dim = tuple[int, int, int]
 Dims = tuple[Dim, Dim]
 """What %ntid and %nctaid read."""
@@ -218,20 +222,14 @@ class Plan:
             lane,
             (thread % bx, thread // bx % by, thread // (bx * by)),
             address,
-            {Access.READ: "read", Access.WRITE: "write", Access.ATOMIC: "atomic"}.get(access, ""),
+            "" if access in NO_ACCESS else access.name.lower(),
             size,
         )
 
     def kind(self, access: Access, size: int, space: Space, address: int) -> str:
         """Name a fault from the access that was refused."""
-        if access == Access.TRAP:
-            return "trap"
-        if access == Access.ILLEGAL:
-            return "illegal"
-        if access == Access.MISSING:
-            return "missing-lanes"
-        if access == Access.OUTSIDE:
-            return "unnamed-lanes"
+        if access in NO_ACCESS:
+            return NO_ACCESS[access]
         if address % size:
             return "misaligned"
         windows, memory = self.windows, self.memory

@@ -13,6 +13,8 @@ BARRIERS = 16
 BACK_EDGES = 1 << 16
 """Back edges a warp may take before it yields; a loop that can wait for another thread pays SPIN_COST for each."""
 SPIN_COST = 512
+HASH_FACTOR = 0x9E3779B1
+"""2^32 over the golden ratio, by which numbers are spread where a launch with a seed draws."""
 STACK_ALIGN = 64
 """Alignment of the stack on which warp functions are called: their vectors of 64 bytes are spilled to it."""
 

@@ -107,7 +107,7 @@ def emit_mma(module: Module, name: str) -> None:
 
     a = [elements(f, r, s.a) for r in regs(s.a_regs, s.reg)]
     b = [elements(f, r, s.b) for r in regs(s.b_regs, s.reg)]
-    start = _accumulators(f, regs(s.c_regs, s.c_el), s.acc)
+    start = accumulators(f, regs(s.c_regs, s.c_el), s.acc)
     acc = [f.like(v, 0) for v in start] if s.saturate else start
     half = s.rows // 8
     for k in range(s.k):
@@ -151,7 +151,8 @@ def elements(f: Fn, reg: V, t: Ty) -> list[V]:
     return out
 
 
-def _accumulators(f: Fn, regs: list[V], t: Ty) -> list[V]:
+def accumulators(f: Fn, regs: list[V], t: Ty) -> list[V]:
+    """The sums that registers hold."""
     if t.name == "f16":
         return [v for r in regs for v in elements(f, r, t)]
     return [f.bits(r, t.el) for r in regs]
@@ -160,7 +161,7 @@ def _accumulators(f: Fn, regs: list[V], t: Ty) -> list[V]:
 def packed(f: Fn, acc: list[V], t: Ty) -> list[V]:
     """Sums as the registers that hold them."""
     if t.name != "f16":
-        return [f.bits(v, t.iel.replace("f", "i")) for v in acc]
+        return [f.bits(v, t.iel) for v in acc]
     halves = [f.resize(f.bits(f.cast("fptrunc", v, "half"), "i16"), "i32", False) for v in acc]
     return [f.or_(halves[i], f.bin("shl", halves[i + 1], f.like(halves[i], 16))) for i in range(0, len(halves), 2)]
 

@@ -17,9 +17,9 @@ from tegrad.ptx.analysis import defs_uses
 from tegrad.ptx.check import launch_of
 from tegrad.ptx.helpers import family, helper
 from tegrad.ptx.ir import Fn, Module, V
-from tegrad.ptx.layout import ALL_LANES, LANES, Access, Frame, Launch, Space, fault_info
+from tegrad.ptx.layout import ALL_LANES, HASH_FACTOR, LANES, Access, Frame, Launch, Space, fault_info
 from tegrad.ptx.lowering import Lowering
-from tegrad.ptx.matrix import ROW, elements, multiply_add, packed
+from tegrad.ptx.matrix import ROW, accumulators, elements, multiply_add, packed
 from tegrad.ptx.rules import PRED, Handler, mod
 from tegrad.ptx.syntax import Function, Imm, Ins, Label, Operand, Reg, Vec, items
 from tegrad.ptx.types import TYPES, Ty
@@ -42,7 +42,6 @@ CODE, SUMS, STATE, A, B, FLAGS, OCTETS, OF_GROUP, PC, READS, REGISTERS = 0, 8, 1
 ENTRY_BYTES: Final = REGISTERS + 4 * REGISTER_BYTES
 ADD, NEGATE = 1, 2
 """Flags of a product: the sums are added to, the product's sign is changed."""
-HASH_FACTOR: Final = 0x9E3779B1
 MASKS: Final = {0: 0, 1: 7, 2: 3, 3: 1}
 """Which address bits from 7 on change those from 4 on, by the descriptor's swizzle: none, 128, 64 and 32 bytes."""
 HALVES, FP8, INTEGERS = ("f16", "bf16"), ("e4m3", "e5m2"), ("s8", "u8")
@@ -218,8 +217,7 @@ def emit_dot(module: Module, name: str) -> None:
     rows, columns, sums, keep = f.args
     registers = 2 if kind == "f16" else 4
     old = [f.load("i32", sums, REGISTER_BYTES * i, LANES, 64) for i in range(registers)]
-    start = [v for r in old for v in elements(f, r, acc)] if kind == "f16" else [f.bits(r, el) for r in old]
-    start = [f.select(keep, v, f.like(v, 0)) for v in start]
+    start = [f.select(keep, v, f.like(v, 0)) for v in accumulators(f, old, acc)]
     total = [f.like(v, 0) for v in start] if how == "sat" else start
     pick = [[2 * (lane % 4) + c for lane in range(LANES)] for c in range(2)]
     for k in range(int(depth)):
