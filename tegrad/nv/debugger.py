@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from tegrad.nv.device import NVDevice
 
 
+NOTIFIER_BYTES = 4096
+"""Of a channel's error memory; RM writes a few records of 16 bytes at its start."""
+
+
 class ErrorNotifier:
     """Record 0 of a channel's error memory, by its address in this process."""
 

@@ -15,13 +15,14 @@ import ctypes
 import functools
 from collections import deque
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from tinygrad.helpers import round_up
 from tinygrad.runtime import ops_nv
 from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.nv import compat
+from tegrad.nv.debugger import NOTIFIER_BYTES
 from tegrad.nv.faults import FREED_REMEMBERED, Place, describe_address
 from tegrad.nv.slabs import PART_BYTES, Part, Slabs, whole
 
@@ -106,17 +107,24 @@ class DesktopMemory(_Stock):  # type: ignore[misc]
     other memory. Calls come under the device's lock.
     """
 
+    _mapped: ClassVar[dict[int, int]] = {}
+    """What all devices have mapped for the CPU: address and size."""
+
     def alloc(
         self, size: int, host: bool = False, uncached: bool = False, cpu_access: bool = False,
         contiguous: bool = False, map_flags: int = 0, cpu_addr: int | None = None, zero: bool = False, **kwargs: Any,
     ) -> HCQBuffer:  # fmt: skip
         """Memory of at least `size` bytes. MemoryError if the GPU has no more; RuntimeError or OSError if the driver
         refuses for another reason."""
+        if uncached and not cpu_access:  # a channel's error memory, of which tinygrad asks for 48 MiB
+            size = min(size, NOTIFIER_BYTES)
         if host or uncached or cpu_access or contiguous or zero or kwargs or map_flags or cpu_addr is not None:
             buffer: HCQBuffer = super().alloc(
                 size, host, uncached, cpu_access=cpu_access, contiguous=contiguous, map_flags=map_flags,
                 cpu_addr=cpu_addr, zero=zero, **kwargs,
             )  # fmt: skip
+            if host and cpu_addr is None:
+                self._mapped[int(buffer.va_addr)] = buffer.size
         elif size <= PART_BYTES and not self._slabs.busy:
             buffer = self._slabs.alloc(size)
         else:
@@ -145,6 +153,12 @@ class DesktopMemory(_Stock):  # type: ignore[misc]
             self._release(mem)
         else:
             super().free(mem)
+            self._mapped.pop(place[0], None)
+
+    def _gpu_map_to_cpu(self, memory_handle: int, size: int, *args: Any, **kwargs: Any) -> int:
+        address: int = super()._gpu_map_to_cpu(memory_handle, size, *args, **kwargs)
+        self._mapped[address] = size
+        return address
 
     def describe_address(self, address: int) -> str | None:
         """A sentence on which buffer a GPU address lies in, or next to; None for addresses below all buffers, such as a

@@ -10,10 +10,10 @@ from contextlib import ExitStack, suppress
 from typing import Any, ClassVar
 
 from tinygrad.runtime import ops_nv
-from tinygrad.runtime.support.hcq import FileIOInterface, HCQBuffer
+from tinygrad.runtime.support.hcq import FileIOInterface
 
 from tegrad.hw.chips import CHIPS
-from tegrad.nv.debugger import Debugger, ErrorNotifier
+from tegrad.nv.debugger import NOTIFIER_BYTES, Debugger, ErrorNotifier
 from tegrad.nv.desktop import DesktopMemory
 from tegrad.nv.faults import SmError
 from tegrad.nv.kernlog import FaultReport
@@ -24,9 +24,6 @@ _AS_AMPERE = {
     _GH100.compute_class: ops_nv.nv_gpu.AMPERE_COMPUTE_B,
     _GH100.dma_class: ops_nv.nv_gpu.AMPERE_DMA_COPY_B,
 }
-
-NOTIFIER_BYTES = 4096
-"""A channel's error memory."""
 
 _Stock: Any = ops_nv.NVKIface
 """Where tinygrad keeps what all its devices share: the resource manager's client and the fds of nvidiactl and UVM."""
@@ -41,8 +38,6 @@ class NVKIface(DesktopMemory):
 
     _open: ClassVar[int] = 0
     """How many devices share the client."""
-    _mapped: ClassVar[dict[int, int]] = {}
-    """What they mapped for the CPU: address and size."""
     driver_check_s = 0.1
     """How long a wait takes before it asks, where no notifier tells, and how often: a call takes RM's locks."""
     _notifiers: tuple[ErrorNotifier, ...] = ()
@@ -108,33 +103,7 @@ class NVKIface(DesktopMemory):
         """What RM keeps of an MMU fault of the compute channel."""
         return self._debugger.mmu_fault()
 
-    # ---- memory
-
-    def alloc(
-        self, size: int, host: bool = False, uncached: bool = False, cpu_access: bool = False,
-        contiguous: bool = False, map_flags: int = 0, cpu_addr: int | None = None, zero: bool = False, **kwargs: Any,
-    ) -> HCQBuffer:  # fmt: skip
-        """Memory as `DesktopMemory` has it, which maps what is the host's where it is asked for.
-
-        Uncached it asks for a channel's error memory alone, 48 MiB: RM writes a few records of 16 bytes at its start.
-        """
-        if uncached:
-            size = min(size, NOTIFIER_BYTES)
-        buffer = super().alloc(size, host, uncached, cpu_access, contiguous, map_flags, cpu_addr, zero, **kwargs)
-        if host and cpu_addr is None:
-            self._mapped[int(buffer.va_addr)] = buffer.size
-        return buffer
-
-    def free(self, mem: HCQBuffer) -> None:
-        """Give memory back, and unmap what was mapped for the CPU."""
-        super().free(mem)
-        if mem.owner == self.dev:
-            self._mapped.pop(int(mem.va_addr), None)
-
-    def _gpu_map_to_cpu(self, memory_handle: int, size: int, *args: Any, **kwargs: Any) -> int:
-        address: int = super()._gpu_map_to_cpu(memory_handle, size, *args, **kwargs)
-        self._mapped[address] = size
-        return address
+    # ---- the end
 
     def device_fini(self) -> None:
         """With the last device, give everything back. Once for each."""
