@@ -117,7 +117,7 @@ def _install(ops_nv: Any) -> None:
         return
     from tegrad.nv import compat
 
-    if any(name.split(":")[0] == "NV" for name in compat.opened_devices()):
+    if any(map(compat.is_nv, compat.opened_devices())):
         raise InstallError("tinygrad's NV device is already open: import tegrad before the first use of it.")
 
     from tegrad.nv import device, diskcache, hopper, iface, jit, program, qmd, renderers

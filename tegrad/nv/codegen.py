@@ -65,7 +65,7 @@ _View = tuple[UOp, int] | None
 
 def _is_nv(device: str | Sequence[str] | None) -> bool:
     names = (device,) if isinstance(device, str) else device or ()
-    return any(name.split(":")[0] == "NV" for name in names)
+    return any(map(compat.is_nv, names))
 
 
 def _aligned_views(original: Callable[[UOp], _View]) -> Callable[[UOp], _View]:

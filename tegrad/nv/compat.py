@@ -172,6 +172,11 @@ def unmap(mapped: HCQBuffer, device: GpuMethods) -> None:
     device.allocator._unmap(mapped)
 
 
+def is_nv(device: str) -> bool:
+    """Whether a device of this name is NV's: "NV", "NV:1"."""
+    return device == "NV" or device.startswith("NV:")
+
+
 def is_cpu(owner: Any) -> bool:
     """Whether a buffer's owner is the CPU."""
     return bool(owner._is_cpu())

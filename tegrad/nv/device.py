@@ -814,7 +814,7 @@ _stock_open: Any = compat.published(OPEN)
 
 def _open_once(name: str) -> Any:
     """What tinygrad's cache of devices does, with entries that can be dropped for NV."""
-    if name.split(":")[0] != "NV":
+    if not compat.is_nv(name):
         return _stock_open(name)
     if name not in _opened:
         _opened[name] = _stock_open.__wrapped__(Device, name)

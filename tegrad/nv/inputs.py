@@ -55,7 +55,7 @@ def prepare(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
         if base.op is not Ops.BUFFER:
             return _stock(args, kwargs)
         buffer = buffers.get(base)
-        if buffer.__class__ is not Buffer or not _is_ours(buffer.device) or not buffer.is_allocated():
+        if buffer.__class__ is not Buffer or not compat.is_nv(buffer.device) or not buffer.is_allocated():
             return _stock(args, kwargs)
         arg = base.arg
         key = (arg.dtype, arg.device, arg.addrspace, base.src, uop.op, uop.dtype, uop.src[1:])
@@ -67,10 +67,6 @@ def prepare(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
     if len(inputs) > 1 and len(set(inputs)) != len(inputs):
         return _stock(args, kwargs)
     return inputs, variables, names, views
-
-
-def _is_ours(device: str) -> bool:
-    return device == "NV" or device.startswith("NV:")
 
 
 def _learn(key: Any, tensor: Tensor) -> Any:

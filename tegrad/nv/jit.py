@@ -183,7 +183,7 @@ def _taken_apart(linear: UOp, input_uops: Sequence[UOp], var_vals: dict[str, int
     held: list[_Held] = []
     for one in linear.src:
         try:
-            held.append(_Held(one, [_launch(device, kernel, input_uops, var_vals) for kernel in _kernels(one)]))
+            held.append(_Held(one, [_launch(device, kernel, input_uops, var_vals) for kernel in kernels_of(one)]))
         except _Unheld as reason:
             steps += _recorded(device, held)
             held = []
@@ -198,15 +198,15 @@ def _devices_of(linear: UOp) -> Iterator[Any]:
     from tegrad.nv.device import NVDevice
 
     for call in linear.src:
-        for kernel in _kernels(call):
+        for kernel in kernels_of(call):
             name = kernel.src[1].device if len(kernel.src) > 1 else None
-            if kernel.src[0].op is not Ops.PROGRAM or not isinstance(name, str) or name.split(":")[0] != "NV":
+            if kernel.src[0].op is not Ops.PROGRAM or not isinstance(name, str) or not compat.is_nv(name):
                 continue
             if isinstance(device := Device[name], NVDevice):
                 yield device
 
 
-def _kernels(call: UOp) -> tuple[UOp, ...]:
+def kernels_of(call: UOp) -> tuple[UOp, ...]:
     """The kernels and copies of a call: those of a graph, or the call itself."""
     inside = call.src[0]
     graph = inside.op is Ops.CUSTOM_FUNCTION and inside.arg == "graph"
@@ -216,7 +216,7 @@ def _kernels(call: UOp) -> tuple[UOp, ...]:
 def _left_to_tinygrad(call: UOp, reason: str) -> _Call:
     """The step of a call that is not recorded; says so at DEBUG=1."""
     if DEBUG >= 1:
-        names = ", ".join(_name(kernel) for kernel in _kernels(call))
+        names = ", ".join(_name(kernel) for kernel in kernels_of(call))
         print(f"tegrad: not replayed, tinygrad runs it: {names}: {reason}")
     return _Call(UOp(Ops.LINEAR, src=(call,)))
 
@@ -246,7 +246,7 @@ def _recorded(device: NVDevice, held: Sequence[_Held]) -> list[_Replay | _Call]:
         recording = Recording(device, launches, dependency, inputs=given, numbers=changing)
     except (LaunchError, MemoryError) as error:  # if it still is so then, tinygrad's launches raise it
         return [_left_to_tinygrad(one.call, str(error)) for one in held]
-    counts = sum((estimate_uop(kernel) for one in held for kernel in _kernels(one.call)), Estimates()).simplify()
+    counts = sum((estimate_uop(kernel) for one in held for kernel in kernels_of(one.call)), Estimates()).simplify()
     return [_Replay(recording, tuple(places), tuple(numbers), len(held), counts.ops, counts.mem)]
 
 

@@ -40,6 +40,7 @@ from tegrad.hw.chips import CHIPS
 from tegrad.nv import compat, stamps
 from tegrad.nv.device import NVDevice, _opened
 from tegrad.nv.graph import open_graphs
+from tegrad.nv.jit import kernels_of
 from tegrad.nv.kernel import BOARD_VARIABLE, PROFILE_VARIABLE, board_counts
 from tegrad.nv.queues import Fifo, NVSignal
 
@@ -91,13 +92,12 @@ class Profile:
     def ran(self, context: Any, call: UOp, begun: Any, took: list[float | None]) -> None:
         """tinygrad's `track_stats`, which comes after each call; what the call has to read and write is kept."""
         _track_stats(context, call, begun, took)
-        graph = call.src[0].op is Ops.CUSTOM_FUNCTION and call.src[0].arg == "graph"
-        for each in call.src[0].src[0].src if graph else (call,):
+        for each in kernels_of(call):
             size = int(sym_infer(estimate_uop(each).mem, context.var_vals))
             target = to_tuple(each.src[1].device)[0]
             if each.src[0].op is Ops.PROGRAM:
                 self._sizes[target, each.src[0].arg.function_name] = size
-            elif each.src[0].op is Ops.COPY and not graph and hasattr(Device[target].allocator, "_as_buffer"):
+            elif each.src[0].op is Ops.COPY and each is call and hasattr(Device[target].allocator, "_as_buffer"):
                 source = to_tuple(each.src[2].device)[0]
                 if target.startswith("NV") and not source.startswith("NV"):  # as a view, of which nothing else tells
                     us = float(perf_counter_us() - begun)

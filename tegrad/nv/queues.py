@@ -17,7 +17,7 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 from tegrad.hw import bank0
 from tegrad.hw.classes import HOST
 from tegrad.hw.gpfifo import DOORBELL, gp_entry, semaphore
-from tegrad.nv import roles
+from tegrad.nv import compat, roles
 from tegrad.nv.fence import full_barrier
 from tegrad.nv.program import check_block, check_size
 from tegrad.nv.spec import allocating
@@ -276,8 +276,8 @@ def as_mapped(buf: HCQBuffer) -> HCQBuffer:
 
     A GPU's memory is mapped for another one where its own sees it.
     """
-    mapped = next((m for device, m in buf.mappings.items() if device.device.split(":")[0] == "NV"), None)
-    if mapped is not None and getattr(buf.owner, "device", "").split(":")[0] == "NV":
+    mapped = next((m for device, m in buf.mappings.items() if compat.is_nv(device.device)), None)
+    if mapped is not None and compat.is_nv(getattr(buf.owner, "device", "")):
         return buf
     if mapped is None or buf is buf.base:
         return mapped or buf
