@@ -28,7 +28,7 @@ import numpy as np
 from tegrad.bench import models, plans
 from tegrad.bench.dependencies import ALL_FORMS
 from tegrad.bench.gpu import opened, printed, spawned
-from tegrad.bench.products import POSITIONS, Bench
+from tegrad.bench.products import POSITIONS, Bench, farthest
 from tegrad.llm.arch import Config
 from tegrad.llm.batch import Batch, Member
 from tegrad.llm.cache import KvCache
@@ -133,7 +133,7 @@ class PrefillBench(Bench):
     def attention(self, model: str, config: Config, tokens: int, depth: int) -> PrefillRow:
         """Measure attention of a chunk after `depth` positions; the layers' caches are not in the GPU's cache."""
         positions = depth + tokens
-        flash = Flash(config.heads, config.kv_heads, config.head_dim, positions, False)
+        flash = Flash.of(config, farthest(config), positions, self.device.arch)
         side = 2 * config.kv_heads * positions * config.head_dim
         width = 2 * tokens * config.heads * config.head_dim
         chunk = self._zero(f"chunk {depth}", 0, chunk_bytes(start=depth, count=tokens))

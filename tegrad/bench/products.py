@@ -38,6 +38,7 @@ from tegrad.llm.chips import Role, Tuning
 from tegrad.llm.formats import PLAIN, BlockType
 from tegrad.llm.launch_config import fit, launch_config
 from tegrad.llm.matvec import LaunchConfig, Product
+from tegrad.llm.network import Attend
 from tegrad.llm.packed import SPEC
 from tegrad.llm.packing import segments
 from tegrad.llm.plan import DecodePlan
@@ -296,15 +297,16 @@ class AttentionRow:
     share: float
 
 
-def attention(config: Config, positions: int, cache: str, device: Gpu, sequences: int = 1, **tuning: int) -> Attention:
-    """The attention of a model on a device, as the decode plan has it for packed output matrices, or a batch.
-
-    Of a model some of whose layers attend within a window, that of the others.
-    """
+def farthest(config: Config) -> Attend:
+    """How layers attend; of a model some of whose layers attend within a window, the others."""
     attends = config.network.attends
-    op = next((op for op in attends if op.window is None), attends[0])
+    return next((op for op in attends if op.window is None), attends[0])
+
+
+def attention(config: Config, positions: int, cache: str, device: Gpu, sequences: int = 1, **tuning: int) -> Attention:
+    """The attention of a model on a device, as the decode plan has it for packed output matrices, or a batch."""
     return Attention.of(
-        config, op, positions, cache, device, sequences, quantized=sequences == 1,
+        config, farthest(config), positions, cache, device, sequences, quantized=sequences == 1,
         halves=sequences > 1, tuning=tuning,
     )  # fmt: skip
 

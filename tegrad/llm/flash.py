@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from tegrad.llm.arch import Config
 from tegrad.llm.attention import PLAIN, Scoring
 from tegrad.llm.cache import pool_macros
+from tegrad.llm.chips import kernels_of
+from tegrad.llm.network import Attend
 from tegrad.llm.programs import Programs
 from tegrad.nv.replay import Launch
+
+WIDE_HEAD_DIM: Final = 128
+"""Elements of a head beyond which attention's tiles are halved, or its sums would not fit the registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,19 @@ class Flash:
     scoring: Scoring = PLAIN
     blocks: int | None = None
     """Blocks of a sequence in the table, where the cache is a pool of them."""
+
+    @classmethod
+    def of(
+        cls, config: Config, op: Attend, positions: int, arch: str, *, rows: int | None = None, q8: bool = False,
+        blocks: int | None = None,
+    ) -> Flash:  # fmt: skip
+        """A layer's as prompts launch it on a chip, with so many positions and, if others, `rows` of the cache."""
+        wide = config.head_dim > WIDE_HEAD_DIM
+        warps = kernels_of(arch).flash_warps if config.head_dim == WIDE_HEAD_DIM else 4
+        return cls(
+            config.heads, config.kv_heads, config.head_dim, rows or positions, q8, warps, 32 if wide else 64,
+            Scoring.of(config, op, positions), blocks,
+        )  # fmt: skip
 
     @property
     def group(self) -> int:

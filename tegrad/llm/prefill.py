@@ -16,9 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.llm import embedding
-from tegrad.llm.attention import Scoring
 from tegrad.llm.cache import KvCache
-from tegrad.llm.chips import kernels_of
 from tegrad.llm.closing import Closing
 from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.flash import Flash
@@ -37,8 +35,6 @@ CHUNKS: Final = (32, 128, 512)
 MOST_LOGITS_BYTES: Final = 64 << 20
 """Bytes of a chunk's logits, where all are asked for; a chunk of the smallest size may take more."""
 QKV_WARPS: Final = 4
-WIDE_HEAD_DIM: Final = 128
-"""Elements of a head beyond which attention's tiles are halved, or its sums would not fit the registers."""
 
 _CHUNK = struct.Struct("<8i")
 LOST_INDEX: Final = 4
@@ -240,12 +236,10 @@ class Prefill(Closing):
         return Launch(program, buffers, (-(-matrix.columns // threads), size, 1), (threads, 1, 1))
 
     def _attention(self, size: int, at: int, op: Attend) -> list[Launch]:
-        config, programs, cache = self.config, self.rows.programs, self.cache.layers[at]
-        tile = 64 if config.head_dim <= WIDE_HEAD_DIM else 32
-        warps = kernels_of(self.device.arch).flash_warps if config.head_dim == WIDE_HEAD_DIM else 4
-        flash = Flash(
-            config.heads, config.kv_heads, config.head_dim, cache.rows, self.cache.q8, warps, tile,
-            Scoring.of(config, op, self.cache.positions), cache.table_blocks,
+        programs, cache = self.rows.programs, self.cache.layers[at]
+        flash = Flash.of(
+            self.config, op, self.cache.positions, self.device.arch, rows=cache.rows, q8=self.cache.q8,
+            blocks=cache.table_blocks,
         )  # fmt: skip
         attend = flash.launch(
             programs, out=self.rows.mixed, q=self._queries, keys=cache.keys, values=cache.values, chunk=self._chunk,

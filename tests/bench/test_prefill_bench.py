@@ -1,7 +1,7 @@
 """The bench of prompts and batches: it measures what they launch, with tiles that a chip holds."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tegrad.bench import prefill as bench
+from tegrad.bench.gpu import opened
 from tegrad.bench.models import SHAPES, ModelNameError
 from tegrad.bench.models import ModelShape as Published
 from tegrad.cli.bench import app
@@ -25,6 +26,7 @@ from tegrad.llm.gemm import (
     pick_tile,
     scratch_bound,
 )
+from tegrad.nv.replay import DEFAULT
 
 TINY = Published("llama", 320, 512, 1024, 1, 8, 4, 64, 128, 0, eps=1e-5)
 
@@ -116,6 +118,19 @@ def test_the_products_of_a_prompt_are_measured(monkeypatch: pytest.MonkeyPatch) 
     rows = json.loads(done.output.splitlines()[-1])
     assert [row["role"] for row in rows] == ["qkv", "output", "gate", "down", "logits", "attention"]
     assert all(row["us"] == pytest.approx(row["bytes"] / row["gb_s"] / 1e3) for row in rows)
+
+
+@pytest.mark.board
+@pytest.mark.parametrize(("head_dim", "form"), [(64, "4w tile 64"), (128, "8w tile 64"), (256, "4w tile 32")])
+def test_attention_is_the_kernel_that_prompts_launch(head_dim: int, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("TEGRAD_BOARD", "gh100"), ("DEV", "NV"), ("HCQDEV_WAIT_TIMEOUT_MS", "60000")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("tegrad.bench.products.ROTATION_BYTES", 4 << 20)
+    monkeypatch.setattr(bench, "LEAST_LAUNCHES", 1)
+    monkeypatch.setattr("tegrad.bench.gpu.PASSES", 1)
+    with opened() as device, bench.PrefillBench(device, DEFAULT, False) as measured:
+        config = replace(TINY, heads=512 // head_dim, kv_heads=1, head_dim=head_dim).config
+        assert measured.attention("tiny", config, 8, 0).form == f"{form} at 0"
 
 
 def test_the_command_hands_every_option_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
