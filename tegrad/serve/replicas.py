@@ -2,7 +2,8 @@
 when it dies.
 
 Replicas call the server and join when they have loaded the model. The draws of an answer depend on its seed and the
-position alone, so that another replica goes on with an answer where the first one left it: nothing of it is lost.
+position alone, so that another replica goes on with an answer where the first one left it: nothing of it is lost. Where
+equal seeds have to give equal answers it makes the answer anew, and what had come is left out.
 """
 
 from __future__ import annotations
@@ -69,6 +70,8 @@ class _Request:
     end_at: float | None
     """In the time of `time.monotonic`."""
     came: list[int] = field(default_factory=list)
+    again: int = 0
+    """Of those that came, how many are made once more."""
     tries: int = 0
     leave_replica: Callable[[Reason], object] | None = None
     left: Reason | None = None
@@ -81,6 +84,9 @@ class _Request:
 
     def put(self, token: int, logprobs: Logprobs | None) -> None:
         """See `service.Sink`."""
+        if self.again:
+            self.again -= 1
+            return
         self.came.append(token)
         self.sink.put(token, logprobs)
 
@@ -102,13 +108,20 @@ class _Request:
         else:
             self.owner.drop(self, reason)
 
-    @property
-    def rest(self) -> wire.Ask:
-        """What is still to be answered."""
+    def rest(self, *, same: bool) -> wire.Ask:
+        """What is still to be answered; all of it where the answer has to be the `same`.
+
+        A prompt's products add up in another order than a step's, so that tokens that were fed as part of one would
+        leave other roundings in the cache.
+        """
+        left = None if self.end_at is None else max(0.0, self.end_at - time.monotonic())
+        self.again = len(self.came) if same else 0
+        if same:
+            return replace(self.ask, deadline=left)
         most, done = self.ask.max_tokens, len(self.came)
         return replace(
             self.ask, tokens=[*self.ask.tokens, *self.came], max_tokens=None if most is None else most - done,
-            deadline=None if self.end_at is None else max(0.0, self.end_at - time.monotonic()), answered=done,
+            deadline=left, answered=done,
         )  # fmt: skip
 
 
@@ -200,7 +213,7 @@ class Replicated(Answering):
 
         QueueFull, unless it was taken before and is asked `again`.
         """
-        there, ask = self.replicas, request.rest
+        there, ask = self.replicas, request.rest(same=self._wanted.same)
         if not there:
             self._wait(request, again=again)
             return

@@ -115,10 +115,10 @@ async def whole(answer: Answer) -> tuple[str, list[int], list[Any]]:
     return "".join(piece.text for piece in pieces), tokens, [logs for piece in pieces for logs in piece.logprobs]
 
 
-async def first(answers: Sequence[Answer]) -> None:
-    """Until each has a token."""
+async def first(answers: Sequence[Answer], count: int = 1) -> None:
+    """Until each has so many tokens, which nobody has read."""
     async with asyncio.timeout(patience(60)):
-        while any(answer.first_token is None for answer in answers):
+        while any(len(answer._came) < count for answer in answers):
             await asyncio.sleep(0.001)
 
 
@@ -195,8 +195,8 @@ def test_answers_go_on_elsewhere_as_if_nothing_had_happened(pair: tuple[Replicat
 
         answers = [asked(at) for at in range(5)]
         assert sorted(one.load_now for one in model.replicas.values()) == [2, 3]
-        await first(answers[4:])
         name = owner(model, answers[4])
+        await first([one for one in answers if owner(model, one) == name], 10)
         moved = model.replicas[name].load_now
         kill(home.engine(name))
         assert await asyncio.gather(*map(whole, answers)) == alone
@@ -213,7 +213,7 @@ def test_answers_go_on_elsewhere_as_if_nothing_had_happened(pair: tuple[Replicat
             await there(model, 2)
         answers = [asked(at) for at in range(4)]
         (last,) = (answer for answer in answers[:2] if owner(model, answer) == "here/2")
-        await first([last])
+        await first([last], 10)
         for pid in running(mark, "tegrad.orin"):
             kill(pid)  # its engine goes on and opens another board
         assert await asyncio.gather(*map(whole, answers)) == alone[:4]
@@ -229,6 +229,33 @@ def test_answers_go_on_elsewhere_as_if_nothing_had_happened(pair: tuple[Replicat
         assert model.busy
         await asyncio.to_thread(home.another)
         assert await whole(waits) == alone[1]
+
+    run(ask())
+
+
+def test_an_answer_that_may_round_otherwise_goes_on_with_what_came(path: Path, run: Any) -> None:
+    """The next replica gets the tokens so far, of which a grammar and limits know."""
+
+    async def ask() -> None:
+        wanted = replace(WANTED, same=False)
+        model = await Replicated.load(about("tiny", path), wanted, home := Home(Bounds(2, 2)))
+        answer = model.submit(prompt(4), 60, Settings(), seed=4, grammar=Grammar("regex", DIGITS))
+        await first([answer], 10)
+        name = owner(model, answer)
+        kill_at = len(answer._came)
+        os.kill(home.engine(name), signal.SIGKILL)
+        while name in model.replicas:
+            await asyncio.sleep(0.001)
+        request = next(iter(model._remotes[owner(model, answer)]._owed.values())).sink
+        assert isinstance(request, replicas._Request)
+        rest = request.rest(same=False)
+        assert (rest.tokens[: len(prompt(4))], rest.answered) == (prompt(4), len(request.came))
+        assert rest.max_tokens == 60 - len(request.came) <= 60 - kill_at
+        text, tokens, _ = await whole(answer)
+        assert re.fullmatch(DIGITS, text)
+        assert (answer.finish_reason, answer.usage.completion) == ("stop", len(tokens))
+        assert model.retried == 1
+        await model.close()
 
     run(ask())
 
