@@ -19,6 +19,7 @@ import numpy as np
 from tegrad.llm.arch import Config
 from tegrad.llm.closing import Closing
 from tegrad.llm.errors import OutOfMemory, UnsupportedModelError
+from tegrad.llm.network import Attend
 from tegrad.llm.rings import Rings, rows_of
 from tegrad.llm.workspace import Workspace
 from tegrad.nv import roles
@@ -60,6 +61,18 @@ def pool_macros(table_blocks: int | None) -> dict[str, int]:
     return {} if table_blocks is None else {"BLOCK_POSITIONS": BLOCK_POSITIONS, "TABLE_BLOCKS": table_blocks}
 
 
+def pooled(op: Attend, positions: int) -> bool:
+    """Whether a layer of a cache that is made of blocks is a pool of them: it keeps all positions."""
+    return op.window is None or op.window >= positions
+
+
+def held(op: Attend, positions: int, ahead: int, slots: int = 1, blocks: int | None = None) -> int:
+    """Positions that a layer keeps, those of all sequences together."""
+    if blocks is not None and pooled(op, positions):
+        return blocks * BLOCK_POSITIONS
+    return slots * rows_of(op, positions, ahead)
+
+
 def bytes_of(elements: int, q8: bool) -> int:
     """Bytes that so many elements of keys, and as many of values, take."""
     return 2 * (elements * 17 // 16 if q8 else 2 * elements)
@@ -88,23 +101,21 @@ class KvCache(Closing):
         attends, head = config.network.attends, config.kv_heads * config.head_dim
         rows = [rows_of(op, positions, ahead) for op in attends]
         self.rings = Rings(attends, rows, positions, slots)
-        pooled = [blocks is not None and (op.window is None or op.window >= positions) for op in attends]
-        self.shareable = all(pooled)
+        pools = [blocks is not None and pooled(op, positions) for op in attends]
+        self.shareable = all(pools)
         """Whether all that a sequence leaves lies in blocks."""
-        held = [
-            (blocks or 0) * BLOCK_POSITIONS if pool else slots * each for pool, each in zip(pooled, rows, strict=True)
-        ]
+        counts = [held(op, positions, ahead, slots, blocks) for op in attends]
         self._workspace = Workspace(device, SPEC)
         self._table_blocks = -(-positions // BLOCK_POSITIONS)
         try:
             self._table = None if blocks is None else self._workspace.take(4 * slots * self._table_blocks, TABLE_SPEC)
             self.layers = tuple(
-                self._layer(head * count, each, pool) for count, each, pool in zip(held, rows, pooled, strict=True)
+                self._layer(head * count, each, pool) for count, each, pool in zip(counts, rows, pools, strict=True)
             )
         except BaseException as error:
             self.close()
             if isinstance(error, MemoryError):
-                size = bytes_of(head * sum(held), q8)
+                size = bytes_of(head * sum(counts), q8)
                 many = f"{slots} x {positions}" if blocks is None else f"{blocks * BLOCK_POSITIONS}"
                 raise OutOfMemory(
                     f"a cache of {many} positions needs {size / 2**20:,.0f} MiB, more than is free: "

@@ -14,10 +14,9 @@ from typing import Final, Self
 
 from tegrad.llm import packing
 from tegrad.llm.arch import DEFAULT_CONTEXT, Config, stored_name
-from tegrad.llm.cache import AHEAD, BLOCK, BLOCK_POSITIONS, bytes_of
+from tegrad.llm.cache import AHEAD, BLOCK, bytes_of, held
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.rings import rows_of
 from tegrad.llm.workspace import ALIGN
 from tegrad.nv.kernel import CTRL_NODE, DESKTOP_NODE, emulated
 from tegrad.nv.memory import RESERVE_BYTES, available_memory
@@ -80,16 +79,12 @@ class Footprint:
 
     def at(self, positions: int) -> int:
         """Bytes with a context of so many positions."""
-        rows = sum(rows_of(op, positions, AHEAD) for op in self.config.network.attends)
+        rows = sum(held(op, positions, AHEAD) for op in self.config.network.attends)
         return self._bytes(positions, rows, AHEAD, 2 * 4 * self.config.vocab)
 
     def batch(self, positions: int, slots: int, blocks: int) -> int:
         """Bytes of a `Batch` of so many sequences of up to `positions`, that share so many blocks."""
-        pooled = blocks * BLOCK_POSITIONS
-        rows = sum(
-            pooled if op.window is None or op.window >= positions else slots * rows_of(op, positions, AHEAD)
-            for op in self.config.network.attends
-        )
+        rows = sum(held(op, positions, AHEAD, slots, blocks) for op in self.config.network.attends)
         return self._bytes(
             positions, rows, AHEAD + slots, slots * (int(SAMPLING_OF_TOKEN * self.config.vocab) + SAMPLING)
         )
