@@ -152,7 +152,6 @@ class Persistent:
     arch: str
     positions: int
     cache_q8: bool = False
-    store_logits: bool = True
     timestamps: bool = False
     tuning: Tuning = field(default_factory=Tuning)
     shared: int | None = None
@@ -192,7 +191,7 @@ class Persistent:
             "JOINS": self.layout.joins, "COUNTERS": self.layout.counters, "REPORTS": self.layout.reports,
             "COLUMNS": max(m.columns for m in matrices),
             "OWN": own, "SPLIT_SETS": _splits_sets(program), "SUMS": _most_sums(program), "SHARED": self.shared_bytes,
-            "STORE_LOGITS": self.store_logits, "TIMESTAMPS": self.timestamps, "REPLICA_BYTES": self.layout.nbytes,
+            "STORE_LOGITS": True, "TIMESTAMPS": self.timestamps, "REPLICA_BYTES": self.layout.nbytes,
             "SPLIT_FROM": tuning.attention_rows, "FIXED": fixed(matrices, tuning.consumers),
             "ATTENTION_SYNC()": "barrier_sync<ATTENTION_WARPS_READY>(32*ATTENTION_WARPS)",
         }  # fmt: skip

@@ -127,30 +127,30 @@ class Prefill(Closing):
         if head is not None:
             self._last = head, head.run()
 
-    def score(self, tokens: Sequence[int], position: int = 0, slot: int = 0) -> NDArray[np.float32]:
+    def score(self, tokens: Sequence[int], position: int = 0) -> NDArray[np.float32]:
         """Put tokens into the cache as `run` does, and return the logits (len(tokens), vocab) after each of them.
 
         ContextError, ModelError, MemoryError, UnsupportedModelError before anything runs.
         """
-        self._check(tokens, position, slot)
+        self._check(tokens, position)
         vocab = self.config.vocab
         fit = [size for size in self._sizes if 4 * size * vocab <= MOST_LOGITS_BYTES] or self._sizes[:1]
         if self._scores is None:
             self._scores = self._workspace.take(4 * fit[-1] * vocab, LOGITS_SPEC)
         out = np.empty((len(tokens), vocab), np.float32)
-        for at, count in self._chunks(tokens, position, slot, fit, self._scores):
+        for at, count in self._chunks(tokens, position, 0, fit, self._scores):
             out[at : at + count] = floats(self.device, self._scores, count * vocab).reshape(count, vocab)
         return out
 
-    def hidden(self, tokens: Sequence[int], position: int = 0, slot: int = 0) -> NDArray[np.float32]:
+    def hidden(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Put tokens into the cache as `run` does, and return the stream (len(tokens), dim) after the last layer.
 
         ContextError, ModelError, UnsupportedModelError before anything runs.
         """
-        self._check(tokens, position, slot)
+        self._check(tokens)
         dim = self.config.dim
         out = np.empty((len(tokens), dim), np.float32)
-        for at, count in self._chunks(tokens, position, slot, self._sizes, whole=True):
+        for at, count in self._chunks(tokens, 0, 0, self._sizes, whole=True):
             out[at : at + count] = floats(self.device, self.rows.x, count * dim).reshape(count, dim)
         return out
 
@@ -174,7 +174,7 @@ class Prefill(Closing):
         self._last = self._tell = None
         self._workspace.close()
 
-    def _check(self, tokens: Sequence[int], position: int, slot: int) -> None:
+    def _check(self, tokens: Sequence[int], position: int = 0, slot: int = 0) -> None:
         """ContextError where the cache does not hold tokens, and what keeps this from being used."""
         if self._closed:
             raise ModelError("this prefill was closed: make a new one")

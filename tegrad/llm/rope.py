@@ -17,7 +17,6 @@ class Yarn:
     """YaRN's blend of interpolated and plain rope frequencies (arXiv:2309.00071), with llama.cpp's defaults."""
 
     trained_context: int
-    extrapolation: float = 1.0
     beta_fast: float = 32.0
     beta_slow: float = 1.0
 
@@ -72,10 +71,9 @@ class Rope:
         if self.yarn is None:
             frequency = frequency * self.scale
         else:
-            ramp = self._yarn_ramp(self.yarn, pairs) * self.yarn.extrapolation
+            ramp = self._yarn_ramp(self.yarn, pairs)
             frequency = frequency * (self.scale * (1 - ramp) + ramp)
-            if self.yarn.extrapolation:
-                magnitude *= 1.0 + 0.1 * max(0.0, float(np.log(1.0 / self.scale)))
+            magnitude *= 1.0 + 0.1 * max(0.0, float(np.log(1.0 / self.scale)))
         tables = np.empty((2, positions, len(pairs)), np.float32)
         for start in range(0, positions, POSITIONS_AT_ONCE):
             angle = np.arange(start, min(start + POSITIONS_AT_ONCE, positions), dtype=np.float64)[:, None] * frequency
