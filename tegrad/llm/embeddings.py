@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,10 @@ from numpy.typing import NDArray
 from tegrad.llm.errors import ModelError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tegrad.llm.engine import Engine
+    from tegrad.llm.session import Session
 
 
 class Pooling(StrEnum):
@@ -32,13 +36,6 @@ _REFUSED: Final[Mapping[int, str]] = {
     2: "takes the first token's state, which here has seen no other",
     4: "ranks texts",
 }
-
-
-class Speaker(Protocol):
-    """An `Engine` or a `Session`."""
-
-    def hidden(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """The states (len(tokens), dim) after the last norm, of a text of its own."""
 
 
 class Described(Protocol):
@@ -70,7 +67,7 @@ def text_tokens(file: Described, tokenizer: Tokenizer, text: str) -> list[int]:
     return tokens
 
 
-def embed(speaker: Speaker, tokens: Sequence[int], kind: Pooling) -> NDArray[np.float32]:
+def embed(speaker: Engine | Session, tokens: Sequence[int], kind: Pooling) -> NDArray[np.float32]:
     """The vector (dim,) of a text, of length 1. What the speaker's conversation was about is forgotten.
 
     ContextError, ModelError, UnsupportedModelError.

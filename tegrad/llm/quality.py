@@ -22,6 +22,7 @@ from tegrad.llm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from tegrad.llm.engine import Engine
+    from tegrad.llm.session import Session
 
 OVERLAP_TOKENS: Final = 128
 """Tokens of a window that repeat the one before: they give context and are not counted again."""
@@ -71,27 +72,10 @@ class ReferenceRunner:
             fed = [token]
 
 
-class Conversation(Protocol):
-    """A model on a device: `session.Session`, or `engine.Engine`."""
-
-    @property
-    def context(self) -> int:
-        """Positions of the cache."""
-
-    def reset(self) -> None:
-        """Forget all tokens."""
-
-    def feed_all(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Add tokens and return the logits (len(tokens), vocab) after each of them."""
-
-    def generate(self, prompt: Sequence[int], sampler: Sampler, limit: int, stops: frozenset[int]) -> Iterator[int]:
-        """Add a prompt and yield new tokens."""
-
-
 class SessionRunner:
     """A conversation on a device, begun anew for each text."""
 
-    def __init__(self, session: Conversation) -> None:
+    def __init__(self, session: Engine | Session) -> None:
         self._session = session
 
     @property
