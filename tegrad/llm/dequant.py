@@ -231,14 +231,16 @@ def _book(kind: BlockType, device: Compiled) -> Tensor:
     return Tensor(magnitudes, device=device.device).realize()
 
 
-def _booked(kind: BlockType, d: Tensor, index: Tensor, signs: Tensor, scale: Tensor, factor: float) -> Tensor:
-    """d (half) times odd scales times signed entries; inner is (block of 32, half, eight, entry, weight).
+def _booked(kind: BlockType, d: Tensor, index: Tensor, signs: Tensor, scale: Tensor) -> Tensor:
+    """d (half) times odd scales, the format's factor and signed entries; inner is (block of 32, half, eight, entry,
+    weight).
 
     `index` has a place for each entry, `signs` a byte for each eight weights, `scale` a number s of each half or block,
     which stands for 2s + 1: all with as many dimensions.
     """
+    assert kind.layout is not None
     table = _book(kind, Device[d.device])
-    unit = _half(d).reshape(*d.shape[:2], 1, 1, 1, 1, 1) * ((scale * 2 + 1).float() * factor)
+    unit = _half(d).reshape(*d.shape[:2], 1, 1, 1, 1, 1) * ((scale * 2 + 1).float() * kind.layout.factor)
     weights = table.shape[1]
     bit = Tensor.arange(8).reshape(1, 1, 1, 1, 1, 8 // weights, weights)
     sign = 1 - ((signs >> bit) & 1) * 2
@@ -272,14 +274,14 @@ def _iq2_xxs(data: Tensor) -> Tensor:
     both = data[:, :, 2:].reshape(*data.shape[:2], 8, 8)
     signs, scale = _sevens(both[:, :, :, 4:].bitcast(dtypes.uint32).squeeze(-1))
     index = both[:, :, :, :4].reshape(*data.shape[:2], 8, 2, 2, 1, 1).int()
-    return _booked(IQ2_XXS, data[:, :, :2], index, signs, scale, 1 / 8)
+    return _booked(IQ2_XXS, data[:, :, :2], index, signs, scale)
 
 
 def _iq2_xs(data: Tensor) -> Tensor:
     """d (half), 32 times nine bits of place and seven signs, 8 bytes of scales."""
     both = data[:, :, 2:66].bitcast(dtypes.uint16).int().reshape(*data.shape[:2], 8, 2, 2, 1, 1)
     scale = _nibbles_of(data[:, :, 66:], 8, 2)
-    return _booked(IQ2_XS, data[:, :, :2], both & 511, _eighth(both >> 9), scale, 1 / 8)
+    return _booked(IQ2_XS, data[:, :, :2], both & 511, _eighth(both >> 9), scale)
 
 
 def _iq2_s(data: Tensor) -> Tensor:
@@ -288,14 +290,14 @@ def _iq2_s(data: Tensor) -> Tensor:
     low, signs = data[:, :, 2:34].reshape(shape).int(), data[:, :, 34:66].reshape(shape).int()
     at = Tensor.arange(4).reshape(1, 1, 1, 2, 2, 1, 1) * 2
     high = (data[:, :, 66:74].reshape(*data.shape[:2], 8, 1, 1, 1, 1).int() >> at) & 3
-    return _booked(IQ2_S, data[:, :, :2], low | (high << 8), signs, _nibbles_of(data[:, :, 74:], 8, 2), 1 / 8)
+    return _booked(IQ2_S, data[:, :, :2], low | (high << 8), signs, _nibbles_of(data[:, :, 74:], 8, 2))
 
 
 def _iq3_xxs(data: Tensor) -> Tensor:
     """d (half), 64 places, 8 words of signs and scale."""
     signs, scale = _sevens(data[:, :, 66:].bitcast(dtypes.uint32))
     index = data[:, :, 2:66].reshape(*data.shape[:2], 8, 2, 2, 2, 1).int()
-    return _booked(IQ3_XXS, data[:, :, :2], index, signs, scale, 1 / 4)
+    return _booked(IQ3_XXS, data[:, :, :2], index, signs, scale)
 
 
 def _iq3_s(data: Tensor) -> Tensor:
@@ -305,7 +307,7 @@ def _iq3_s(data: Tensor) -> Tensor:
         data[:, :, 66:74].reshape(*data.shape[:2], 8, 1, 1, 1, 1).int() >> Tensor.arange(8).reshape(1, 1, 1, 2, 2, 2, 1)
     ) & 1
     signs = data[:, :, 74:106].reshape(*data.shape[:2], 8, 2, 2, 1, 1).int()
-    return _booked(IQ3_S, data[:, :, :2], low | (high << 8), signs, _nibbles_of(data[:, :, 106:], 8, 1), 1)
+    return _booked(IQ3_S, data[:, :, :2], low | (high << 8), signs, _nibbles_of(data[:, :, 106:], 8, 1))
 
 
 def _bf16(data: Tensor) -> Tensor:

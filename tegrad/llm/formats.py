@@ -192,15 +192,12 @@ def _unpack_codes(data: Bytes) -> Bytes:
     return np.stack([both & 15, both >> 4], axis=-1).reshape(len(data), LANES, 4, SET)
 
 
-_QUARTERS: Final = np.array([0, 2, 4, 6], np.uint8).reshape(1, 1, 4, 1)
-
-
 def _pack_2(values: Bytes) -> Bytes:
-    return _planes(_bytes(np.bitwise_or.reduce((values & 3) << _QUARTERS, axis=2, keepdims=True)))
+    return _planes(_bytes(np.bitwise_or.reduce((values & 3) << _PAIRS, axis=2, keepdims=True)))
 
 
 def _unpack_2(data: Bytes) -> Bytes:
-    return _bytes((_lanes(data) >> _QUARTERS) & 3)
+    return _bytes((_lanes(data) >> _PAIRS) & 3)
 
 
 _THIRD_AT: Final = np.array([[0, 1, 4, 5]], np.uint8).T + np.array([2, 0], np.uint8)
@@ -477,6 +474,8 @@ class Layout:
     spread: Spread
     codes: tuple[int, ...] = ()
     """Where a kernel is to look them up: what the 16 integers stand for, int8; the magnitudes of a code book."""
+    factor: float = 1.0
+    """By which a code book's magnitudes are multiplied."""
 
     @property
     def field_bytes(self) -> list[int]:
@@ -554,7 +553,7 @@ def _book(
     return Layout(
         0, pieces, "BOOK", "ODD", -most, most, tuple(piece.segment_bytes // 8 for piece in pieces), (*at, 0),
         _same, _same, _planes, _lanes, partial(_value_book, name, magnitudes, factor, entries),
-        Spread(deviation, ((0, 1.0),)), magnitudes)
+        Spread(deviation, ((0, 1.0),)), magnitudes, factor)
 
 
 _K: Final = Piece("k", 16, shift=2)

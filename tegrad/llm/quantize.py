@@ -352,7 +352,6 @@ class _Booked:
     """How blocks of a format with a code book are made."""
 
     kind: BlockType
-    factor: float
     group: int
     """Weights that share a scale."""
     even: bool
@@ -371,8 +370,9 @@ class _Booked:
         if self.even:
             least = np.abs(eights).argmin(axis=1)
             negative[np.arange(len(eights)), least] ^= negative.sum(axis=1) % 2 == 1
-        assert self.kind.layout is not None
-        entries = np.array(self.kind.layout.codes, np.float32)[book(self.kind.name)]
+        layout = self.kind.layout
+        assert layout is not None
+        entries = np.array(layout.codes, np.float32)[book(self.kind.name)]
         x = np.where(negative, -eights, eights).reshape(-1, entries.shape[1])
         twice, squares = x @ (2 * entries.T), np.sum(entries * entries, axis=1)
         groups = (len(blocks), 256 // self.group, -1)  # and entries of each
@@ -395,8 +395,8 @@ class _Booked:
             scale = np.where(better, dot / norm, scale)
             gain = np.where(better, dot * dot / norm, gain)
 
-        d_bytes, d = _half(scale.max(axis=-1) / np.float32(31 * self.factor) * peak)
-        unit = _ratio(d, peak)[:, None] * np.float32(self.factor)
+        d_bytes, d = _half(scale.max(axis=-1) / np.float32(31 * layout.factor) * peak)
+        unit = _ratio(d, peak)[:, None] * np.float32(layout.factor)
         near = _levels(scale / 2 - unit / 2, np.broadcast_to(unit, scale.shape), 0, 15)
         best, steps, index = np.full(scale.shape, np.inf, np.float32), near, np.zeros(len(x), np.int64)
         for delta in (0, -1, 1):
@@ -447,11 +447,11 @@ def _fields_iq3_s(index: NDArray[Any], signs: Bytes, scales: Bytes) -> list[Byte
 
 
 _BOOKED: Final = (
-    _Booked(IQ2_XXS, 1 / 8, 32, True, _fields_iq2_xxs),
-    _Booked(IQ2_XS, 1 / 8, 16, True, _fields_iq2_xs),
-    _Booked(IQ2_S, 1 / 8, 16, False, _fields_iq2_s),
-    _Booked(IQ3_XXS, 1 / 4, 32, True, _fields_iq3_xxs),
-    _Booked(IQ3_S, 1, 32, False, _fields_iq3_s),
+    _Booked(IQ2_XXS, 32, True, _fields_iq2_xxs),
+    _Booked(IQ2_XS, 16, True, _fields_iq2_xs),
+    _Booked(IQ2_S, 16, False, _fields_iq2_s),
+    _Booked(IQ3_XXS, 32, True, _fields_iq3_xxs),
+    _Booked(IQ3_S, 32, False, _fields_iq3_s),
 )
 
 # --- the formats ------------------------------------------------------------------------------------------------------
