@@ -355,10 +355,16 @@ class _Header:
                 raise self.file.corrupt(f"the tensors {shown(one.name)} and {shown(other.name)} overlap")
 
 
+_UNNAMED: Final[Mapping[int, str]] = {
+    31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8", 42: "Q2_0",
+}  # fmt: skip
+"""What the `gguf` package does not name: formats for ARM's processors, which llama.cpp gave up, and a newer one."""
+
+
 def _type_name(number: int) -> str:
     from gguf.constants import GGMLQuantizationType  # only to name what we refuse
 
     try:
         return str(GGMLQuantizationType(number).name)
     except ValueError:
-        return f"type {number}"
+        return _UNNAMED.get(number, f"type {number}")

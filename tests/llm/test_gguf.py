@@ -137,7 +137,7 @@ def test_an_unknown_quantization_is_named(small: Path, tmp_path: Path) -> None:
     data = small.read_bytes()
     name = b"blk.0.attn_k.weight"
     at = data.index(name) + len(name) + 4 + 2 * 8
-    for number, said in ((GGMLQuantizationType.IQ1_S, "IQ1_S"), (201, "type 201")):
+    for number, said in ((GGMLQuantizationType.IQ1_S, "IQ1_S"), (31, "Q4_0_4_4"), (201, "type 201")):
         path = tmp_path / "quantized.gguf"
         path.write_bytes(data[:at] + int(number).to_bytes(4, "little") + data[at + 4 :])
         with pytest.raises(UnsupportedModelError, match=said):
