@@ -175,6 +175,9 @@ TEMPERATURE: Final = "attention.temperature_scale"
 """`Temperature.scale`; its period is the context before YaRN."""
 LOG_MULTIPLIER: Final = "rope.scaling.yarn_log_multiplier"
 """With it YaRN's growth of cosines and sines is divided by what it would be with so many times the logarithm."""
+BASE: Final = ("rope.freq_base", "rope.global.freq_base")
+LOCAL_BASE: Final = ("rope.freq_base_swa", "rope.local.freq_base")
+"""Of layers within a window. The second names are those of files that were converted for Ollama."""
 FREQUENCIES: Final = ("rope_freqs.weight",)
 """Llama 3.1's scaling for long contexts."""
 LONG_ROPE: Final = ("rope_factors_short.weight", "rope_factors_long.weight")
@@ -705,7 +708,7 @@ def _windowed(get: _Reader, name: str, windows: Windows, rope: Rope, layers: int
         if period < 0:
             raise get.file.corrupt(f"{key} = {period}")
         within = [period == 0 or at % period < period - 1 for at in range(layers)]
-    own = get.number(f"{name}.rope.freq_base_swa", windows.base or rope.base, above=0.0)
+    own = get.number(get.key(name, *LOCAL_BASE), windows.base or rope.base, above=0.0)
     inside = replace(rope, base=own) if windows.base is None else Rope(rope.dim, own, attention=rope.attention)
     if windows.plain:
         inside = Rope(rope.dim, own)
@@ -718,7 +721,7 @@ def _rope(get: _Reader, arch: Arch, head_dim: int, context: int) -> Rope:
     factor = get.number(f"{name}.rope.scaling.factor", 0.0) or get.number(f"{name}.rope.scale_linear", 0.0)
     dim = get.size(f"{name}.rope.dimension_count", head_dim)
     # YaRN divides by the base's logarithm.
-    base = get.number(f"{name}.rope.freq_base", 10000.0, above=1.0 if kind == "yarn" else 0.0)
+    base = get.number(get.key(name, *BASE), 10000.0, above=1.0 if kind == "yarn" else 0.0)
     kinds = ("none", "linear", "yarn", *(["longrope"] if arch.rope_divisors == LONG_ROPE else []))
     if kind not in kinds:
         raise UnsupportedModelError(
@@ -749,6 +752,11 @@ class _Reader:
 
     def __init__(self, file: Metadata) -> None:
         self.file = file
+
+    def key(self, arch: str, *names: str) -> str:
+        """The key of a value that has several names: of the first that the file has, or of the first."""
+        keys = [f"{arch}.{name}" for name in names]
+        return next((key for key in keys if key in self.file.metadata), keys[0])
 
     def optional(self, key: str, kind: type[T], default: T) -> T:
         return self.of(key, kind) if key in self.file.metadata else default

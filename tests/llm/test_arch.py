@@ -183,6 +183,17 @@ def test_what_we_do_not_run_says_what_to_do(tmp_path: Path, changes: dict[str, o
         read(path)
 
 
+def test_ollamas_names_of_ropes_bases_are_read(tmp_path: Path) -> None:
+    """Its Gemma 3 has no others, and rotates nothing rightly with llama.cpp's usual base."""
+    own = {"gemma3.rope.global.freq_base": 2e6, "gemma3.rope.local.freq_base": 3e4}
+    usual = {"gemma3.rope.freq_base": 1e6, "gemma3.rope.freq_base_swa": 2e4}
+    plain = {key: value for key, value in SHAPES["gemma3"].extra.items() if key not in usual}
+    for extra, bases in ((own, [3e4, 3e4, 2e6]), (own | usual, [2e4, 2e4, 1e6]), (plain, [1e4] * 3)):
+        shape = replace(SHAPES["gemma3"], extra=plain | extra)
+        config = read(write(tmp_path / "model.gguf", shape, TYPE.F32))
+        assert [op.rope.base for op in config.network.attends] == bases
+
+
 @pytest.mark.parametrize(("fast", "slow"), [(None, None), (8.0, 2.0), (64.0, 0.5)])
 def test_yarns_betas_are_the_files(tmp_path: Path, fast: float | None, slow: float | None) -> None:
     """Pairs that turn more often within the trained context stay, those that turn seldom are slowed by the factor.
