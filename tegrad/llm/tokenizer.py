@@ -216,7 +216,8 @@ class Tokenizer:
             if text not in _no_ends(found):
                 self.kinds[token] = Kind.CONTROL
         named = {token for token, text in marks if text in ends}
-        return frozenset(named | {token for token in given.values() if token is not None})
+        numbered = {token for token in given.values() if token is not None}
+        return frozenset(named | numbered | values.ends(len(self.tokens)))
 
     def _check_cut(self, values: _Values, cut: Cut | None) -> None:
         if cut is None:
@@ -416,6 +417,13 @@ class _Values:
         if len(value) < size:
             raise self.file.corrupt("tokenizer.ggml.token_type is shorter than the tokens")
         return cast("list[int]", value[:size])
+
+    def ends(self, size: int) -> set[int]:
+        """Those of so many tokens that a file converted for Ollama lists as its ends."""
+        listed = self.file.metadata.get("tokenizer.ggml.eos_token_ids")
+        if not isinstance(listed, list):
+            return set()
+        return {token for token in listed if type(token) is int and 0 <= token < size}
 
     def token(self, name: str) -> int | None:
         """A token's number by its name; the usual one where the file names none, or one that it does not have."""

@@ -313,6 +313,15 @@ def test_tokens_that_end_a_text_are_llama_cpps(tmp_path: Path) -> None:
             assert (tokenizer.kinds[last] == Kind.CONTROL) == bool(peer.vocab.is_control(last)), name
 
 
+def test_ends_that_a_file_lists_end_a_text(tmp_path: Path) -> None:
+    """Ollama's converter writes those of generation_config.json, whose names may be any."""
+    sound = byte_level("llama-bpe")
+    usual = Tokenizer.load(write_vocabulary(tmp_path / "v.gguf", sound)).stops
+    for listed, more in (([5, 6, 2**31 - 1, -1], {5, 6}), (["<|im_end|>"], set())):
+        path = write_vocabulary(tmp_path / "listed.gguf", sound, **{"tokenizer.ggml.eos_token_ids": listed})  # type: ignore[arg-type]
+        assert Tokenizer.load(path).stops == usual | more
+
+
 def test_a_value_of_the_file_names_the_fill_tokens_that_end_a_text(tmp_path: Path) -> None:
     sound = byte_level("llama-bpe")
     tokens = [*sound.tokens, "<PAD>", "<|file_sep|>", "filler"]
