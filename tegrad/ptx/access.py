@@ -105,7 +105,7 @@ class Helper(Transfer):
         f = self.f
         self.active = f.mask_vec(self.mask)
         sound = f.is_zero(f.load("i32", self.frame, Frame.FAULTED))
-        leading = f.not_zero(f.and_(self.mask, f.const("i32", 1)))
+        leading = f.not_zero(f.and_(self.mask, 1))
         work, other = f.name_of("work"), f.name_of("other")
         f.condbr(f.and_(sound, leading), work, other, True)
         f.label(work)
@@ -134,7 +134,7 @@ class Helper(Transfer):
         self.check = Checker(f, self.frame, self.shape)
         if self.shape.space != "local":
             # With lane 0 active, the short helper has tried that already.
-            f.leave(f.not_zero(f.and_(self.mask, f.const("i32", 1))), slow)
+            f.leave(f.not_zero(f.and_(self.mask, 1)), slow)
             self.consecutive(slow)
         f.br(slow)
         f.label(slow)
@@ -147,11 +147,11 @@ class Helper(Transfer):
         """Lane i at a0 + i * step: one range check, one vector access."""
         f, s = self.f, self.shape
         first, low = self.first_active()
-        start = f.sub(low, f.mul(f.resize(first, low.el, False), f.like(low, s.step)))
+        start = f.sub(low, f.mul(f.resize(first, low.el, False), s.step))
         off = f.and_(self.active, f.icmp("ne", self.addr, f.add(start, f.iota(low.el, LANES, s.step))))
         f.leave(f.not_zero(f.mask_bits(off)), slow)
         top = f.sub(f.const("i32", 31), f.intr_flag("ctlz", self.mask, False))
-        last = f.add(f.add(start, f.mul(f.resize(top, low.el, False), f.like(low, s.step))), f.like(low, s.step - 1))
+        last = f.add(f.add(start, f.mul(f.resize(top, low.el, False), s.step)), s.step - 1)
         good = self.check.range(low, last)
         f.leave(f.not_(good), slow)
         if low.el == "i32":
@@ -161,7 +161,7 @@ class Helper(Transfer):
             host = f.add(start, self.check.base)
         p = f.pointer(host)
         full, part = f.name_of("full"), f.name_of("part")
-        f.condbr(f.icmp("eq", self.mask, f.const("i32", -1)), full, part)
+        f.condbr(f.icmp("eq", self.mask, -1), full, part)
         n = LANES * s.n
         for label, masked in ((full, False), (part, True)):
             f.label(label)
@@ -205,7 +205,7 @@ class Helper(Transfer):
         off = f.and_(self.active, f.icmp("ne", self.addr, low))
         lanes = f.name_of("lanes")
         f.leave(f.not_zero(f.mask_bits(off)), lanes)
-        good = self.check.range(low, f.add(low, f.like(low, s.step - 1)))
+        good = self.check.range(low, f.add(low, s.step - 1))
         f.leave(f.not_(good), lanes)
         host = f.add(f.resize(low, "i64", False), self.check.base)
         p = f.pointer(host)
@@ -216,7 +216,7 @@ class Helper(Transfer):
         """Any addresses: fault on the first lane that is not good, else gather or scatter."""
         f, s = self.f, self.shape
         self.fault_unless(self.open(good))
-        hosts = [f.add(host, f.like(host, i * s.bits // 8)) for i in range(s.n)]
+        hosts = [f.add(host, i * s.bits // 8) for i in range(s.n)]
         if self.store:
             for h, v in zip(hosts, self.values(), strict=True):
                 scatter_any(f, h, self.active, v)
@@ -321,7 +321,7 @@ def emit_uniform(module: Module, space: str, bits: int, n: int) -> None:
 
     check = Checker(f, frame, shape)
     idle = f.or_(f.load("i32", frame, Frame.FAULTED), f.resize(f.is_zero(mask), "i32", False))
-    good = check.range(addr, f.add(addr, f.like(addr, shape.step - 1)))
+    good = check.range(addr, f.add(addr, shape.step - 1))
     work, fault, empty = f.name_of("work"), f.name_of("fault"), f.name_of("empty")
     if space == "global":
         passed = f.alloca("i1")

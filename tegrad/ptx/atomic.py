@@ -152,7 +152,7 @@ def fence(e: Lowering, ins: Ins) -> None:
     if not mod(ins, "proxy"):
         e.f.do("fence seq_cst")
         passed = e.f.load("i32", e.frame, Frame.FENCES)
-        e.f.store(e.f.add(passed, e.f.const("i32", 1)), e.frame, Frame.FENCES)
+        e.f.store(e.f.add(passed, 1), e.frame, Frame.FENCES)
 
 
 def nanosleep(e: Lowering, ins: Ins) -> None:

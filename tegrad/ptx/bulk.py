@@ -38,11 +38,11 @@ BEGIN, ON, END, HOLD = range(4)
 
 def _area(f: Fn, frame: V) -> V:
     """What belongs to the copies of a warp's CTA."""
-    return f.pointer(f.sub(f.load("i64", frame, Frame.SHARED), f.const("i64", AREA_BYTES)))
+    return f.pointer(f.sub(f.load("i64", frame, Frame.SHARED), AREA_BYTES))
 
 
 def _entry(f: Fn, area: V, index: V) -> V:
-    return f.gep(area, f.add(f.mul(f.resize(index, "i64", False), f.const("i64", ENTRY)), f.const("i64", ENTRIES)))
+    return f.gep(area, f.add(f.mul(f.resize(index, "i64", False), ENTRY), ENTRIES))
 
 
 @helper("i64", "ptr launch, i64 addr, i64 size, i8 flag")
@@ -59,11 +59,11 @@ def tgx_bulk_pages(f: Fn, launch: V, addr: V, size: V, flag: V) -> V:
     with f.loop() as (_, done):
         here = f.load("i64", at)
         f.leave(f.icmp("uge", here, end), done)
-        page = f.bin("lshr", here, f.const("i64", PAGE_SHIFT))
-        either = f.or_(flag, f.bin("shl", flag, f.const("i8", 4)))
+        page = f.bin("lshr", here, PAGE_SHIFT)
+        either = f.or_(flag, f.bin("shl", flag, 4))
         with f.if_(f.is_zero(f.and_(f.load("i8", pages, page), either)), False):
             f.ret(here)
-        f.store(f.bin("shl", f.add(page, f.const("i64", 1)), f.const("i64", PAGE_SHIFT)), at)
+        f.store(f.bin("shl", f.add(page, 1), PAGE_SHIFT), at)
     return f.const("i64", -1)
 
 
@@ -99,30 +99,30 @@ def tgx_bulk_issue(f: Fn, frame: V, offsets: V, globals_: V, sizes: V, objects: 
         fault(f.not_zero(f.and_(far, low)), far, away)
         fault(f.not_zero(f.and_(size, low)), f.add(far, size), away)
         beyond = f.or_(f.icmp("ugt", offset, room), f.icmp("ugt", size, f.sub(room, offset)))
-        fault(beyond, f.add(offset, f.sub(size, f.like(size, UNIT))), near)
+        fault(beyond, f.add(offset, f.sub(size, UNIT)), near)
         info = f.const("i32", fault_info(Space.SHARED, Access.ATOMIC, 8))
-        outside = f.icmp("uge", object_, f.and_(room, f.const("i64", -8)))
-        wrong = f.or_(outside, f.not_zero(f.and_(object_, f.const("i64", 7))))
+        outside = f.icmp("uge", object_, f.and_(room, -8))
+        wrong = f.or_(outside, f.not_zero(f.and_(object_, 7)))
         fault(f.and_(load, wrong), object_, info)
         flag = f.select(load, f.const("i8", 1), f.const("i8", 2))
         page = f.call("tgx_bulk_pages", "i64", 1, launch, far, size, flag)
-        fault(f.icmp("ne", page, f.const("i64", -1)), f.and_(page, f.const("i64", -UNIT)), away)
+        fault(f.icmp("ne", page, -1), f.and_(page, -UNIT), away)
         _push(f, frame, area, lane, (offset, far, size, f.select(load, object_, f.const("i64", NO_OBJECT)), pc))
 
 
 def _push(f: Fn, frame: V, area: V, lane: V, copy: tuple[V, V, V, V, V]) -> None:
     """Queue a copy; where the launch draws, half of them land at once."""
     offset, far, size, object_, pc = copy
-    with f.if_(f.icmp("eq", f.load("i32", area, COUNT), f.const("i32", MOST_WAITING)), False):
+    with f.if_(f.icmp("eq", f.load("i32", area, COUNT), MOST_WAITING), False):
         f.call_void("tgx_bulk_land", frame, f.const("i32", 0))
     count = f.load("i32", area, COUNT)
     entry = _entry(f, area, count)
-    group = f.load("i32", f.gep(_groups(f, frame, area), f.resize(f.mul(lane, f.const("i32", 4)), "i64", False)))
+    group = f.load("i32", f.gep(_groups(f, frame, area), f.resize(f.mul(lane, 4), "i64", False)))
     narrow = [f.cast("trunc", v, "i32") for v in (offset, size)]
     for value, at in ((frame, OWNER), (object_, OBJECT), (far, GLOBAL), (narrow[0], OFFSET), (narrow[1], SIZE),
                       (lane, LANE), (group, GROUP), (pc, PC)):  # fmt: skip
         f.store(value, entry, at)
-    f.store(f.add(count, f.const("i32", 1)), area, COUNT)
+    f.store(f.add(count, 1), area, COUNT)
     with f.if_(_draw(f, area, 1), False):
         f.call_void("tgx_bulk_land", frame, count)
 
@@ -130,21 +130,21 @@ def _push(f: Fn, frame: V, area: V, lane: V, copy: tuple[V, V, V, V, V]) -> None
 def _groups(f: Fn, frame: V, area: V) -> V:
     """The numbers of a warp's threads' open bulk groups."""
     warp = f.resize(f.load("i32", frame, Frame.WARP), "i64", False)
-    return f.gep(f.gep(area, GROUPS), f.mul(warp, f.const("i64", 4 * LANES)))
+    return f.gep(f.gep(area, GROUPS), f.mul(warp, 4 * LANES))
 
 
 def _number(f: Fn, area: V) -> V:
     """The next number of a CTA's draws; always 0 in a launch without a seed."""
     x = f.load("i32", area, RANDOM)
     for op, by in (("shl", 13), ("lshr", 17), ("shl", 5)):
-        x = f.xor(x, f.bin(op, x, f.const("i32", by)))
+        x = f.xor(x, f.bin(op, x, by))
     f.store(x, area, RANDOM)
-    return f.bin("lshr", f.mul(x, f.const("i32", HASH_FACTOR)), f.const("i32", 8))
+    return f.bin("lshr", f.mul(x, HASH_FACTOR), 8)
 
 
 def _draw(f: Fn, area: V, bits: int) -> V:
     """True once in 2^bits; never for a launch without a seed."""
-    return f.icmp("eq", f.bin("lshr", _number(f, area), f.const("i32", 24 - bits)), f.const("i32", (1 << bits) - 1))
+    return f.icmp("eq", f.bin("lshr", _number(f, area), 24 - bits), (1 << bits) - 1)
 
 
 @helper("void", "ptr frame, i32 index")
@@ -154,20 +154,20 @@ def tgx_bulk_land(f: Fn, frame: V, index: V) -> None:
     entry = _entry(f, area, index)
     owner, object_, far = f.load("ptr", entry, OWNER), f.load("i64", entry, OBJECT), f.load("i64", entry, GLOBAL)
     offset, size, lane, pc = (f.load("i32", entry, at) for at in (OFFSET, SIZE, LANE, PC))
-    left = f.sub(f.load("i32", area, COUNT), f.const("i32", 1))
+    left = f.sub(f.load("i32", area, COUNT), 1)
     f.store(left, area, COUNT)
-    after = f.mul(f.resize(f.sub(left, index), "i64", False), f.const("i64", ENTRY))
+    after = f.mul(f.resize(f.sub(left, index), "i64", False), ENTRY)
     f.call("memmove", "ptr", 1, entry, f.gep(entry, ENTRY), after)
     launch, wide = launch_of(f, frame), f.resize(size, "i64", False)
     shared = f.load("i64", frame, Frame.SHARED)
     here = f.pointer(f.add(shared, f.resize(offset, "i64", False)))
     there = f.pointer(f.add(f.load("i64", launch, Launch.MEM_BASE), far))
-    load = f.icmp("ne", object_, f.const("i64", NO_OBJECT))
+    load = f.icmp("ne", object_, NO_OBJECT)
     # The pages may have gone since the copy was issued.
     flag = f.select(load, f.const("i8", 1), f.const("i8", 2))
     page = f.call("tgx_bulk_pages", "i64", 1, launch, far, wide, flag)
-    with f.if_(f.icmp("ne", page, f.const("i64", -1)), False):
-        where = f.and_(page, f.const("i64", -UNIT))
+    with f.if_(f.icmp("ne", page, -1), False):
+        where = f.and_(page, -UNIT)
         f.call_void("tgx_fault", owner, where, lane, _info(Space.GLOBAL, load, f), pc)
         f.ret()
     port = f.load("ptr", launch, Launch.L2)
@@ -241,11 +241,11 @@ def tgx_bulk_wait(f: Fn, frame: V, mask: V, keep: V) -> None:
         f.leave(f.icmp("uge", i, f.load("i32", area, COUNT)), done)
         entry = _entry(f, area, i)
         lane = f.load("i32", entry, LANE)
-        limit = f.sub(f.load("i32", groups, f.resize(f.mul(lane, f.const("i32", 4)), "i64", False)), keep)
+        limit = f.sub(f.load("i32", groups, f.resize(f.mul(lane, 4), "i64", False)), keep)
         old = f.icmp("slt", f.sub(f.load("i32", entry, GROUP), limit), f.const("i32", 0))
         mine = f.icmp("eq", f.cast("ptrtoint", f.load("ptr", entry, OWNER), "i64"), f.cast("ptrtoint", frame, "i64"))
-        store = f.icmp("eq", f.load("i64", entry, OBJECT), f.const("i64", NO_OBJECT))
-        asked = f.not_zero(f.and_(f.bin("lshr", mask, lane), f.const("i32", 1)))
+        store = f.icmp("eq", f.load("i64", entry, OBJECT), NO_OBJECT)
+        asked = f.not_zero(f.and_(f.bin("lshr", mask, lane), 1))
         land = f.and_(f.and_(old, mine), f.and_(store, asked))
         with f.if_(land):
             f.call_void("tgx_bulk_land", frame, i)
@@ -263,14 +263,14 @@ def _change(f: Fn, launch: V, slot: V, warp: V, old: int, new: int) -> None:
     start = f.mul(f.resize(warp, "i64", False), f.load("i64", launch, Launch.FRAME_SIZE))
     frame = f.gep(f.gep(slot, Slot.FRAMES), start)
     state = f.load("i32", frame, Frame.STATE)
-    is_old = f.icmp("eq", state, f.const("i32", old))
+    is_old = f.icmp("eq", state, old)
     f.store(f.select(is_old, f.const("i32", new), state), frame, Frame.STATE)
 
 
 def _let_go(f: Fn, launch: V, slot: V, area: V) -> None:
     """The warp that is held back may go on."""
     held = f.load("i32", area, HELD)
-    with f.if_(f.icmp("ne", held, f.const("i32", NOBODY))):
+    with f.if_(f.icmp("ne", held, NOBODY)):
         _change(f, launch, slot, held, WarpState.HELD, WarpState.READY)
         f.store(f.const("i32", NOBODY), area, HELD)
 
@@ -284,28 +284,28 @@ def tgx_async_settle(f: Fn, launch: V, slot: V, why: V) -> V:
     """
     frame = f.gep(slot, Slot.FRAMES)
     area, zero, one = _area(f, frame), f.const("i32", 0), f.const("i32", 1)
-    with f.if_(f.icmp("eq", why, f.const("i32", BEGIN))):
+    with f.if_(f.icmp("eq", why, BEGIN)):
         f.store(zero, area, COUNT)
         f.store(f.const("i32", NOBODY), area, HELD)
         seed = f.load("i32", launch, Launch.SEED)
-        cta = f.mul(f.add(f.cast("trunc", f.load("i64", slot, Slot.CTA), "i32"), one), f.const("i32", 0x85EBCA6B))
-        mixed = f.or_(f.xor(f.mul(seed, f.const("i32", HASH_FACTOR)), cta), one)
+        cta = f.mul(f.add(f.cast("trunc", f.load("i64", slot, Slot.CTA), "i32"), one), 0x85EBCA6B)
+        mixed = f.or_(f.xor(f.mul(seed, HASH_FACTOR), cta), one)
         f.store(f.select(f.is_zero(seed), zero, mixed), area, RANDOM)
         f.ret(zero)
-    with f.if_(f.icmp("eq", why, f.const("i32", ON))):
-        with f.if_(f.icmp("ne", f.load("i32", area, HELD), f.const("i32", NOBODY))):
+    with f.if_(f.icmp("eq", why, ON)):
+        with f.if_(f.icmp("ne", f.load("i32", area, HELD), NOBODY)):
             _let_go(f, launch, slot, area)
             f.ret(one)
         some = f.not_zero(f.load("i32", area, COUNT))
         with f.if_(some):
             f.call_void("tgx_bulk_land", frame, zero)
         f.ret(f.resize(some, "i32", False))
-    with f.if_(f.icmp("eq", why, f.const("i32", HOLD))):
+    with f.if_(f.icmp("eq", why, HOLD)):
         drawn = _number(f, area)
-        with f.if_(f.is_zero(f.and_(drawn, f.const("i32", 3)))):
+        with f.if_(f.is_zero(f.and_(drawn, 3))):
             _let_go(f, launch, slot, area)
-            twice = f.mul(f.load("i32", launch, Launch.WARPS), f.const("i32", 2))
-            warp = f.bin("urem", f.bin("lshr", drawn, f.const("i32", 2)), twice)
+            twice = f.mul(f.load("i32", launch, Launch.WARPS), 2)
+            warp = f.bin("urem", f.bin("lshr", drawn, 2), twice)
             with f.if_(f.icmp("ult", warp, f.load("i32", launch, Launch.WARPS))):
                 _change(f, launch, slot, warp, WarpState.READY, WarpState.HELD)
                 f.store(warp, area, HELD)
@@ -313,7 +313,7 @@ def tgx_async_settle(f: Fn, launch: V, slot: V, why: V) -> V:
     with f.loop() as (_, done):
         f.leave(f.is_zero(f.load("i32", area, COUNT)), done)
         first = _entry(f, area, zero)
-        with f.if_(f.icmp("ne", f.load("i64", first, OBJECT), f.const("i64", NO_OBJECT)), False):
+        with f.if_(f.icmp("ne", f.load("i64", first, OBJECT), NO_OBJECT), False):
             owner, where = f.load("ptr", first, OWNER), f.resize(f.load("i32", first, OFFSET), "i64", False)
             lane, pc = f.load("i32", first, LANE), f.load("i32", first, PC)
             f.call_void("tgx_fault", owner, where, lane, f.const("i32", fault_info(0, Access.ILLEGAL, 0)), pc)

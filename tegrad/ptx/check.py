@@ -95,7 +95,7 @@ class Checker:
 
     def aligned(self, a: V) -> V:
         f = self.f
-        return f.is_zero(f.and_(a, f.like(a, self.shape.step - 1)))
+        return f.is_zero(f.and_(a, self.shape.step - 1))
 
     def flags_ok(self, flags: V) -> V:
         want = self.f.like(flags, self.shape.flag)
@@ -112,7 +112,7 @@ class Checker:
 
     def page(self, a: V) -> V:
         f = self.f
-        return self.flags_ok(f.load("i8", self.pages, f.bin("lshr", a, f.like(a, PAGE_SHIFT))))
+        return self.flags_ok(f.load("i8", self.pages, f.bin("lshr", a, PAGE_SHIFT)))
 
     def paged(self, good: V, flags: Callable[[], V]) -> V:
         """`good` and, where there is a page table, the flags (read only if good)."""
@@ -137,8 +137,8 @@ class Checker:
         good = f.and_(active, self.aligned(addr))
         if self.shape.space in ("shared", "local"):
             size = f.resize(self.size, addr.el, False)
-            room = f.sub(size, f.like(size, self.shape.step))
-            fits = f.icmp("uge", size, f.like(size, self.shape.step))
+            room = f.sub(size, self.shape.step)
+            fits = f.icmp("uge", size, self.shape.step)
             return f.and_(f.and_(good, f.icmp("ule", addr, room)), fits)
         good = f.and_(good, f.icmp("ult", addr, self.limit))
         return self.paged(good, lambda: self.page_lanes(addr, good))
@@ -146,18 +146,18 @@ class Checker:
     def page_lanes(self, addr: V, good: V) -> V:
         """Page flags of each lane: read as vectors if the lanes' pages lie near each other, else gathered."""
         f = self.f
-        number = f.bin("lshr", addr, f.like(addr, PAGE_SHIFT))
-        low = self.reduce("umin", f.select(good, number, f.like(number, -1)))
-        high = self.reduce("umax", f.select(good, number, f.like(number, 0)))
+        number = f.bin("lshr", addr, PAGE_SHIFT)
+        low = self.reduce("umin", f.select(good, number, -1))
+        high = self.reduce("umax", f.select(good, number, 0))
         out = f.alloca("<32 x i1>")
         f.store(good, out)
         near = f.alloca("i1")
-        f.store(f.icmp("ule", f.sub(high, low), f.like(low, NEAR_PAGES)), near)
+        f.store(f.icmp("ule", f.sub(high, low), NEAR_PAGES), near)
         with f.if_(f.load("i1", near)):
             f.store(self.all_pages(low, high), near)
         with f.if_(f.not_(f.load("i1", near))):
-            words = gather(f, self.pages, f.and_(number, f.like(number, -4)), good, "i32")
-            shift = f.cast("trunc", f.bin("shl", f.and_(number, f.like(number, 3)), f.like(number, 3)), "i32")
+            words = gather(f, self.pages, f.and_(number, -4), good, "i32")
+            shift = f.cast("trunc", f.bin("shl", f.and_(number, 3), 3), "i32")
             f.store(self.flags_ok(f.bin("lshr", words, shift)), out)
         return f.load("i1", out, n=LANES)
 
@@ -174,7 +174,7 @@ class Checker:
         table = f.cast("ptrtoint", self.pages, "i64")
         first, last = f.add(table, low), f.add(table, high)
         at, both = f.alloca("i64"), f.alloca(f"<{FLAGS_AT_ONCE} x i8>", FLAGS_AT_ONCE)
-        f.store(f.and_(first, f.like(first, -FLAGS_AT_ONCE)), at)
+        f.store(f.and_(first, -FLAGS_AT_ONCE), at)
         f.store(f.const("i8", -1, FLAGS_AT_ONCE), both, 0, FLAGS_AT_ONCE)
         index = f.iota("i8", FLAGS_AT_ONCE)
         with f.loop() as (_, end):
@@ -182,26 +182,26 @@ class Checker:
             f.leave(f.icmp("ugt", here, last), end)
             flags = f.load("i8", f.pointer(here), 0, FLAGS_AT_ONCE, FLAGS_AT_ONCE)
             skip = f.cast("trunc", f.intr("usub.sat", first, here), "i8")
-            until = f.cast("trunc", f.intr("umin", f.sub(last, here), f.like(here, FLAGS_AT_ONCE - 1)), "i8")
+            until = f.cast("trunc", f.intr("umin", f.sub(last, here), FLAGS_AT_ONCE - 1), "i8")
             asked = f.and_(f.icmp("uge", index, skip), f.icmp("ule", index, until))
             so_far = f.load("i8", both, 0, FLAGS_AT_ONCE, FLAGS_AT_ONCE)
-            f.store(f.and_(so_far, f.select(asked, flags, f.like(flags, -1))), both, 0, FLAGS_AT_ONCE)
-            f.store(f.add(here, f.like(here, FLAGS_AT_ONCE)), at)
+            f.store(f.and_(so_far, f.select(asked, flags, -1)), both, 0, FLAGS_AT_ONCE)
+            f.store(f.add(here, FLAGS_AT_ONCE), at)
         return self.reduce("and", f.load("i8", both, 0, FLAGS_AT_ONCE, FLAGS_AT_ONCE))
 
     def inside(self, low: V, last: V) -> V:
         """Whether the bytes low..last lie below the limit, near enough for `span`."""
         f = self.f
         good = f.and_(f.icmp("ult", last, self.limit), f.icmp("ule", low, last))
-        return f.and_(good, f.icmp("ult", f.sub(last, low), f.like(last, NEAR_PAGES << PAGE_SHIFT)))
+        return f.and_(good, f.icmp("ult", f.sub(last, low), NEAR_PAGES << PAGE_SHIFT))
 
     def span(self, low: V, last: V) -> V:
         """The flags (i32) that all pages of the bytes low..last have."""
         f = self.f
-        first, end = (f.bin("lshr", a, f.like(a, PAGE_SHIFT)) for a in (low, last))
+        first, end = (f.bin("lshr", a, PAGE_SHIFT) for a in (low, last))
         flags = f.alloca("i8")
         f.store(f.and_(f.load("i8", self.pages, first), f.load("i8", self.pages, end)), flags)
-        with f.if_(f.icmp("ugt", f.sub(end, first), f.like(first, 1))):
+        with f.if_(f.icmp("ugt", f.sub(end, first), 1)):
             f.store(self.flags_of(first, end), flags)
         self.after_flags()
         return f.resize(f.load("i8", flags), "i32", False)

@@ -47,9 +47,7 @@ def _halves(e: Operands, ins: Ins, t: Ty) -> list[V]:
     part = TYPES[t.name[:-2]]
     out = []
     for at in (0, 16):
-        cut = [
-            f.resize(f.bin("lshr", v, f.like(v, at)), "i16", False) for v in (e.read(o, t) for o in ins.operands[1:3])
-        ]
+        cut = [f.resize(f.bin("lshr", v, at), "i16", False) for v in (e.read(o, t) for o in ins.operands[1:3])]
         out.append(compare(f, ins, part, *(f.bits(v, part.el) for v in cut)))
     return out
 
@@ -104,8 +102,8 @@ def mov(e: Operands, ins: Ins) -> None:
 def _slct(f: Fn, ins: Ins, a: V, b: V, c: V) -> V:
     if ins.types[-1].kind == "f":
         c = flush(f, c) if mod(ins, "ftz") else c
-        return f.select(f.fcmp("oge", c, f.like(c, 0.0)), a, b)
-    return f.select(f.icmp("sge", c, f.like(c, 0)), a, b)
+        return f.select(f.fcmp("oge", c, 0.0), a, b)
+    return f.select(f.icmp("sge", c, 0), a, b)
 
 
 RULES: dict[str, OpRule] = {

@@ -16,8 +16,8 @@ from tegrad.ptx.syntax import Imm, Ins, Operand
 def tgx_arrive(f: Fn, frame: V, mask: V, which: V, threads: V, block: V) -> None:
     """Count lanes in at a barrier, and block them if they wait."""
     slot = f.load("ptr", frame, Frame.SLOT)
-    which = f.and_(which, f.const("i32", 15))
-    offset = f.resize(f.mul(which, f.const("i32", 4)), "i64", False)
+    which = f.and_(which, 15)
+    offset = f.resize(f.mul(which, 4), "i64", False)
     at = f.gep(slot, offset)
     arrived = f.add(f.load("i32", at, Slot.ARRIVED), f.intr("ctpop", mask))
     f.store(arrived, at, Slot.ARRIVED)
@@ -42,7 +42,7 @@ def emit_arrive_reduce(module: Module, name: str) -> None:
     frame, mask, which, bits = f.args
     at = f.gep(
         f.load("ptr", frame, Frame.SLOT),
-        f.resize(f.mul(f.and_(which, f.const("i32", 15)), f.const("i32", 4)), "i64", False),
+        f.resize(f.mul(f.and_(which, 15), 4), "i64", False),
     )
     first = f.is_zero(f.load("i32", at, Slot.ARRIVED))
     before = f.select(first, f.const("i32", 1 if op == "and" else 0), f.load("i32", at, Slot.REDUCE))
@@ -105,7 +105,7 @@ def barrier(e: EndsBlock, ins: Ins) -> None:
     if mod(ins, "red"):
         bits = e.bits_of(e.read(ins.operands[-1], PRED))
         f.call_void(f"{REDUCE}{next(m for m in ins.mods if m in REDUCTIONS)}", e.frame, e.lanes(ins), which, bits)
-        f.store(f.and_(which, f.const("i32", 15)), e.frame, Frame.RED_BARRIER)
+        f.store(f.and_(which, 15), e.frame, Frame.RED_BARRIER)
     waits = not mod(ins, "arrive")
     lanes = e.lanes(ins)
     nxt = e.block.succ[0]
@@ -124,7 +124,7 @@ def barrier_result(e: Lowering, ins: Ins) -> None:
     f = e.f
     # The barrier's number is not kept: the block before set it aside in the frame.
     which = f.load("i32", e.frame, Frame.RED_BARRIER)
-    at = f.gep(f.load("ptr", e.frame, Frame.SLOT), f.resize(f.mul(which, f.const("i32", 4)), "i64", False))
+    at = f.gep(f.load("ptr", e.frame, Frame.SLOT), f.resize(f.mul(which, 4), "i64", False))
     v = f.load("i32", at, Slot.RESULT)
     if mod(ins, "popc"):
         e.write(ins.operands[0], v, U32, ins)

@@ -140,7 +140,7 @@ def tgx_settle(f: Fn, frame: V) -> V:
         group, mask, key = _group(f, frame, f.intr_flag("cttz", left, False))
         f.store(f.and_(left, f.not_(group)), rest)
         with f.if_(f.is_zero(_missing(f, frame, mask, group))):
-            _deliver(f, frame, group, f.and_(key, f.const("i32", (1 << ACTION_BITS) - 1)))
+            _deliver(f, frame, group, f.and_(key, (1 << ACTION_BITS) - 1))
             # Lanes held where branches join look again.
             f.store(f.and_(f.load("i32", frame, Frame.MET), f.not_(group)), frame, Frame.MET)
             free = f.or_(group, f.load("i32", frame, Frame.HELD))
@@ -158,7 +158,7 @@ def _deliver(f: Fn, frame: V, group: V, which: V) -> None:
     f.store(f.splat(f.intr_flag("cttz", group, False), LANES), out, 0, 64)
 
     def when(number: int, result: V) -> None:
-        f.store(f.select(f.icmp("eq", which, f.like(which, number)), result, f.load("i32", out, 0, LANES, 64)), out)
+        f.store(f.select(f.icmp("eq", which, number), result, f.load("i32", out, 0, LANES, 64)), out)
 
     when(Action.SHFL, permute(f, words, f.load("i32", frame, Frame.CONVERGE_FROM, LANES, 64)))
     when(Action.VOTE, f.splat(f.and_(f.mask_bits(f.not_zero(words)), group), LANES))
@@ -172,7 +172,7 @@ def _deliver(f: Fn, frame: V, group: V, which: V) -> None:
 def _fault(f: Fn, frame: V, access: Access, lane: V, mask: V, lanes: V, pc: V) -> None:
     """End the launch; the address of the fault is the member mask, and above it the lanes that are wrong."""
     wide, high = (f.resize(v, "i64", False) for v in (mask, lanes))
-    address = f.or_(wide, f.bin("shl", high, f.like(high, 32)))
+    address = f.or_(wide, f.bin("shl", high, 32))
     f.call_void("tgx_fault", frame, address, lane, f.const("i32", fault_info(0, access, 0)), pc)
 
 
@@ -195,7 +195,7 @@ def tgx_stuck(f: Fn, frames: V, size: V, count: V) -> V:
 
     with f.for_(count) as w:
         state = f.load("i32", frame_of(w), Frame.STATE)
-        with f.if_(f.icmp("eq", state, f.like(state, WarpState.READY))):
+        with f.if_(f.icmp("eq", state, WarpState.READY)):
             f.ret(f.const("i1", 0))
     with f.for_(count) as w:
         frame = frame_of(w)
@@ -227,9 +227,9 @@ def hold(e: EndsBlock, block: Block, waits: list[int]) -> None:
     met = f.load("i32", frame, Frame.MET)
     with f.if_(f.not_zero(met), False):
         pcs = f.load("i32", frame, Frame.PCS, LANES, 64)
-        inside = f.icmp("eq", pcs, f.like(pcs, waits[0]))
+        inside = f.icmp("eq", pcs, waits[0])
         for at in waits[1:]:
-            inside = f.or_(inside, f.icmp("eq", pcs, f.like(pcs, at)))
+            inside = f.or_(inside, f.icmp("eq", pcs, at))
         with f.if_(f.not_zero(f.and_(f.mask_bits(inside), met))):
             for at in (Frame.HELD, Frame.BLOCKED):
                 f.store(f.or_(f.load("i32", frame, at), e.mask), frame, at)

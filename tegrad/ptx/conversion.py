@@ -35,9 +35,9 @@ def _clamp(f: Fn, a: V, d: Ty, s: Ty) -> V:
     source_top = (1 << (s.bits - 1 if s.signed else s.bits)) - 1
     sign = "s" if s.signed else "u"
     if low > source_low:
-        a = f.intr(sign + "max", a, f.like(a, low))
+        a = f.intr(sign + "max", a, low)
     if top < source_top:
-        a = f.intr(sign + "min", a, f.like(a, top))
+        a = f.intr(sign + "min", a, top)
     return a
 
 
@@ -51,10 +51,10 @@ def _double_and_rest(f: Fn, a: V, signed: bool) -> tuple[V, V]:
     if a.el != "i64":
         whole = f.cast("sitofp" if signed else "uitofp", a, "double")
         return whole, f.like(whole, 0.0)
-    top = f.bin("ashr" if signed else "lshr", a, f.like(a, 32))
-    high = f.bin("fmul", f.cast("sitofp", f.resize(top, "i32", True), "double"), f.const("double", 2.0**32))
+    top = f.bin("ashr" if signed else "lshr", a, 32)
+    high = f.bin("fmul", f.cast("sitofp", f.resize(top, "i32", True), "double"), 2.0**32)
     if not signed:
-        high = f.bin("fmul", f.cast("uitofp", f.resize(top, "i32", False), "double"), f.const("double", 2.0**32))
+        high = f.bin("fmul", f.cast("uitofp", f.resize(top, "i32", False), "double"), 2.0**32)
     low = f.cast("uitofp", f.resize(a, "i32", False), "double")
     return two_sum(f, high, low)
 
@@ -63,7 +63,7 @@ def _to_bf16(f: Fn, v: V, mode: str) -> V:
     """A double (rounded to odd at most) to bfloat16 bits."""
     if mode == "rz":
         raw = f.bits(narrow(f, v, "float", "rz"), "i32")
-        cut = f.resize(f.bin("lshr", raw, f.like(raw, 16)), "i16", False)
+        cut = f.resize(f.bin("lshr", raw, 16), "i16", False)
         return f.select(f.fcmp("uno", v, v), f.like(cut, 0x7FFF), cut)
     if mode in DIRECTED:
         return _cut(f, narrow(f, v, "float", mode), mode)
@@ -73,9 +73,9 @@ def _to_bf16(f: Fn, v: V, mode: str) -> V:
 def _cut(f: Fn, v: V, mode: str) -> V:
     """A float to bfloat16 bits in .rm or .rp: away from zero on one side, cut off on the other."""
     raw = f.bits(v, "i32")
-    away = f.icmp("slt" if mode == "rm" else "sge", raw, f.like(raw, 0))
+    away = f.icmp("slt" if mode == "rm" else "sge", raw, 0)
     raw = f.add(raw, f.select(away, f.like(raw, 0xFFFF), f.like(raw, 0)))
-    cut = f.resize(f.bin("lshr", raw, f.like(raw, 16)), "i16", False)
+    cut = f.resize(f.bin("lshr", raw, 16), "i16", False)
     return f.select(f.fcmp("uno", v, v), f.like(cut, 0x7FFF), cut)
 
 
@@ -161,10 +161,10 @@ def _relu(f: Fn, ins: Ins, a: V) -> V:
     if not mod(ins, "relu"):
         return a
     if a.el == "half":
-        return f.intr("maximum", a, f.like(a, 0.0))
+        return f.intr("maximum", a, 0.0)
     # Bits of a bfloat16 or a tf32.
-    nan = f.icmp("ugt", f.and_(a, f.like(a, (1 << (EL_BITS[a.el] - 1)) - 1)), f.like(a, 0xFF << (EL_BITS[a.el] - 9)))
-    minus = f.and_(f.icmp("slt", a, f.like(a, 0)), f.not_(nan))
+    nan = f.icmp("ugt", f.and_(a, (1 << (EL_BITS[a.el] - 1)) - 1), 0xFF << (EL_BITS[a.el] - 9))
+    minus = f.and_(f.icmp("slt", a, 0), f.not_(nan))
     return f.select(minus, f.like(a, 0), a)
 
 
@@ -178,9 +178,9 @@ def _to_tf32(f: Fn, a: V, mode: str) -> V:
     if mode in ("rna", "rz"):
         add = f.like(raw, 0x1000 if mode == "rna" else 0)
     else:
-        add = f.add(f.and_(f.bin("lshr", raw, f.like(raw, 13)), f.like(raw, 1)), f.like(raw, 0xFFF))
-    out = f.and_(f.add(raw, add), f.like(raw, -0x2000))
-    special = f.icmp("eq", f.and_(raw, f.like(raw, 0x7F800000)), f.like(raw, 0x7F800000))
+        add = f.add(f.and_(f.bin("lshr", raw, 13), 1), 0xFFF)
+    out = f.and_(f.add(raw, add), -0x2000)
+    special = f.icmp("eq", f.and_(raw, 0x7F800000), 0x7F800000)
     return f.select(special, f.select(f.fcmp("uno", a, a), f.like(raw, 0x7FFFFFFF), raw), out)
 
 
@@ -204,15 +204,15 @@ def _pack(f: Fn, ins: Ins, high: V, low: V) -> V:
     part = TYPES[{"f16x2": "f16", "bf16x2": "bf16"}[d.name]]
     one = ins._replace(types=(part, s))
     halves = [f.resize(f.bits(_float_to_float(f, one, v, part, s), "i16"), "i32", False) for v in (high, low)]
-    return f.or_(f.bin("shl", halves[0], f.const("i32", 16)), halves[1])
+    return f.or_(f.bin("shl", halves[0], 16), halves[1])
 
 
 def _pack_integers(f: Fn, ins: Ins, high: V, low: V, rest: V | None = None) -> V:
     """cvt.pack.sat.d.s32{.b32} d, a, b{, c}: a and b clamped, a above b, both below what is left of c."""
     d, s = ins.types[:2]
     parts = [f.resize(f.resize(_clamp(f, v, d, s), d.iel, True), "i32", False) for v in f.same(high, low)]
-    out = f.or_(f.bin("shl", parts[0], f.like(parts[0], d.bits)), parts[1])
-    return out if rest is None else f.or_(f.bin("shl", rest, f.like(rest, 2 * d.bits)), out)
+    out = f.or_(f.bin("shl", parts[0], d.bits), parts[1])
+    return out if rest is None else f.or_(f.bin("shl", rest, 2 * d.bits), out)
 
 
 FP8 = {"e4m3x2": "e4m3", "e5m2x2": "e5m2"}
@@ -225,26 +225,26 @@ def _fp8(f: Fn, ins: Ins, d: Ty, s: Ty, vs: tuple[V, ...]) -> V:
             raise NotImplementedError
         parts = [fp8.decode(f, _byte(f, vs[0], i), FP8[s.name]) for i in (1, 0)]
         if mod(ins, "relu"):
-            parts = [f.intr("maximum", p, f.like(p, 0.0)) for p in parts]
+            parts = [f.intr("maximum", p, 0.0) for p in parts]
         return _join(f, [f.bits(f.cast("fptrunc", p, "half"), "i16") for p in parts], "i32")
     if s.name == "f16x2":
-        halves = [f.resize(f.bin("lshr", vs[0], f.like(vs[0], at)), "i16", False) for at in (16, 0)]
+        halves = [f.resize(f.bin("lshr", vs[0], at), "i16", False) for at in (16, 0)]
         vs = tuple(f.cast("fpext", f.bits(h, "half"), "float") for h in halves)
     elif s.name != "f32":
         raise NotImplementedError
     if mod(ins, "relu"):
-        vs = tuple(f.intr("maximum", v, f.like(v, 0.0)) for v in vs)
+        vs = tuple(f.intr("maximum", v, 0.0) for v in vs)
     return _join(f, [fp8.encode(f, v, FP8[d.name]) for v in vs], "i16")
 
 
 def _byte(f: Fn, v: V, i: int) -> V:
-    return f.resize(f.bin("lshr", v, f.like(v, 8 * i)) if i else v, "i8", False)
+    return f.resize(f.bin("lshr", v, 8 * i) if i else v, "i8", False)
 
 
 def _join(f: Fn, parts: list[V], el: str) -> V:
     """Two values as one of twice the width, the first one on top."""
     high, low = (f.resize(p, el, False) for p in f.same(*parts))
-    return f.or_(f.bin("shl", high, f.like(high, int(el[1:]) // 2)), low)
+    return f.or_(f.bin("shl", high, int(el[1:]) // 2), low)
 
 
 def _signature(ins: Ins) -> tuple[Ty, tuple[Ty, ...]]:

@@ -26,8 +26,8 @@ CUT, LDMATRIX = "tgx_copy_cut_w", "tgx_ldmatrix_"
 
 def _entry(f: Fn, queue: V, index: V) -> V:
     """The entry at an index that may have run past the end of the ring."""
-    wrapped = f.bin("urem", index, f.const("i32", MOST_QUEUED))
-    return f.gep(queue, f.mul(f.resize(wrapped, "i64", False), f.const("i64", ENTRY_BYTES)))
+    wrapped = f.bin("urem", index, MOST_QUEUED)
+    return f.gep(queue, f.mul(f.resize(wrapped, "i64", False), ENTRY_BYTES))
 
 
 @helper("void", "ptr frame, ptr queue")
@@ -38,15 +38,15 @@ def tgx_copy_land(f: Fn, frame: V, queue: V) -> None:
     words = f.load("i32", entry, WORDS)
     args = [frame, f.load("i32", entry, 0, LANES), f.load("i32", entry, MASK), f.load("i32", entry, PC)]
     for n in (1, 2, 4):
-        with f.if_(f.icmp("eq", words, f.const("i32", n))):
+        with f.if_(f.icmp("eq", words, n)):
             value = f.load("i32", entry, DATA, LANES) if n == 1 else f.gep(entry, DATA)
             f.call_void(helper_name("st", "shared", 32, n), *args, value)
     with f.if_(f.is_zero(words), False):
         arrives = f.load("i32", frame, Frame.COPY_ARRIVES)
-        f.store(f.sub(arrives, f.const("i32", 1)), frame, Frame.COPY_ARRIVES)
+        f.store(f.sub(arrives, 1), frame, Frame.COPY_ARRIVES)
         f.call_void("tgx_copy_arrive", frame, *args[1:])
-    f.store(f.bin("urem", f.add(head, f.const("i32", 1)), f.const("i32", MOST_QUEUED)), frame, Frame.COPY_HEAD)
-    f.store(f.sub(f.load("i32", frame, Frame.COPY_COUNT), f.const("i32", 1)), frame, Frame.COPY_COUNT)
+    f.store(f.bin("urem", f.add(head, 1), MOST_QUEUED), frame, Frame.COPY_HEAD)
+    f.store(f.sub(f.load("i32", frame, Frame.COPY_COUNT), 1), frame, Frame.COPY_COUNT)
 
 
 @helper("void", "ptr frame, ptr queue, <32 x i32> target, ptr data, i32 mask, i32 words, i32 pc")
@@ -55,17 +55,17 @@ def tgx_copy_push(f: Fn, frame: V, queue: V, target: V, data: V, mask: V, words:
 
     Without any it is an arrival at the mbarriers at `target`.
     """
-    with f.if_(f.icmp("eq", f.load("i32", frame, Frame.COPY_COUNT), f.const("i32", MOST_QUEUED))):
+    with f.if_(f.icmp("eq", f.load("i32", frame, Frame.COPY_COUNT), MOST_QUEUED)):
         f.call_void("tgx_copy_land", frame, queue)
     count = f.load("i32", frame, Frame.COPY_COUNT)
     entry = _entry(f, queue, f.add(f.load("i32", frame, Frame.COPY_HEAD), count))
     f.store(target, entry)
     for i in range(4):
-        with f.if_(f.icmp("ugt", words, f.const("i32", i))):
+        with f.if_(f.icmp("ugt", words, i)):
             f.store(f.load("i32", data, 128 * i, LANES), entry, DATA + 128 * i)
     for value, at in ((mask, MASK), (words, WORDS), (f.load("i32", frame, Frame.COPY_GROUP), GROUP), (pc, PC)):
         f.store(value, entry, at)
-    f.store(f.add(count, f.const("i32", 1)), frame, Frame.COPY_COUNT)
+    f.store(f.add(count, 1), frame, Frame.COPY_COUNT)
     arrival = f.resize(f.is_zero(words), "i32", False)
     f.store(f.add(f.load("i32", frame, Frame.COPY_ARRIVES), arrival), frame, Frame.COPY_ARRIVES)
 
@@ -75,8 +75,8 @@ def tgx_copy_soon(f: Fn, frame: V, queue: V) -> None:
     """After a commit of a launch with a seed, land all in half of the cases."""
     x = f.load("i32", launch_of(f, frame), Launch.SEED)
     for at in (Frame.CTA, Frame.WARP, Frame.COPY_GROUP):
-        x = f.mul(f.xor(x, f.load("i32", frame, at)), f.const("i32", HASH_FACTOR))
-        x = f.xor(x, f.bin("lshr", x, f.const("i32", 15)))
+        x = f.mul(f.xor(x, f.load("i32", frame, at)), HASH_FACTOR)
+        x = f.xor(x, f.bin("lshr", x, 15))
     with f.if_(f.icmp("slt", x, f.const("i32", 0))):
         f.call_void("tgx_copy_wait", frame, queue, f.const("i32", -1))
 
@@ -105,7 +105,7 @@ def copy_async(e: Asynchronous, ins: Ins) -> None:
         return
     queue = f.gep(e.frame, e.copy_queue)
     if mod(ins, "commit_group"):
-        f.store(f.add(f.load("i32", e.frame, Frame.COPY_GROUP), f.const("i32", 1)), e.frame, Frame.COPY_GROUP)
+        f.store(f.add(f.load("i32", e.frame, Frame.COPY_GROUP), 1), e.frame, Frame.COPY_GROUP)
         with f.if_(f.not_zero(f.load("i32", e.launch, Launch.SEED)), False):
             f.call_void("tgx_copy_soon", e.frame, queue)
     elif mod(ins, "wait_group", "wait_all"):
@@ -155,9 +155,9 @@ def emit_cut(module: Module, name: str) -> None:
 
 def _kept(f: Fn, limit: V, at: int) -> V:
     """A mask of the bytes of the word at an offset that lie below the limit."""
-    size = f.sub(f.intr("umax", f.intr("umin", limit, f.like(limit, at + 4)), f.like(limit, at)), f.like(limit, at))
-    low = f.sub(f.bin("shl", f.like(size, 1), f.and_(f.mul(size, f.like(size, 8)), f.like(size, 31))), f.like(size, 1))
-    return f.select(f.icmp("eq", size, f.like(size, 4)), f.like(size, -1), low)
+    size = f.sub(f.intr("umax", f.intr("umin", limit, at + 4), at), at)
+    low = f.sub(f.bin("shl", f.like(size, 1), f.and_(f.mul(size, 8), 31)), 1)
+    return f.select(f.icmp("eq", size, 4), f.like(size, -1), low)
 
 
 def movmatrix(e: Asynchronous, ins: Ins) -> None:
@@ -170,8 +170,8 @@ def movmatrix(e: Asynchronous, ins: Ins) -> None:
     halves = []
     for k in range(2):
         row = f.shuffle(v, None, [4 * (2 * (lane % 4) + k) + lane // 8 for lane in range(LANES)])
-        halves.append(f.and_(f.bin("lshr", row, odd), f.like(row, 0xFFFF)))
-    e.write(ins.operands[0], f.or_(halves[0], f.bin("shl", halves[1], f.like(halves[1], 16))), U32, ins)
+        halves.append(f.and_(f.bin("lshr", row, odd), 0xFFFF))
+    e.write(ins.operands[0], f.or_(halves[0], f.bin("shl", halves[1], 16)), U32, ins)
 
 
 def ldmatrix(e: Asynchronous, ins: Ins) -> None:
@@ -203,7 +203,7 @@ def emit_ldmatrix(module: Module, name: str) -> None:
                 at = f.add(at, f.elements("i32", [2 * (lane // 4) for lane in range(LANES)]))
                 half = f.call(helper_name("ld", "shared", 16, 1), "i16", LANES, frame, at, mask, pc)
                 halves.append(f.resize(half, "i32", False))
-            v = f.or_(halves[0], f.bin("shl", halves[1], f.like(halves[1], 16)))
+            v = f.or_(halves[0], f.bin("shl", halves[1], 16))
         else:
             at = f.shuffle(rows, None, [8 * i + lane // 4 for lane in range(LANES)])
             at = f.add(at, f.elements("i32", [4 * (lane % 4) for lane in range(LANES)]))

@@ -24,23 +24,23 @@ def two_sum(f: Fn, a: V, b: V) -> tuple[V, V]:
 
 def _finite(f: Fn, *vs: V) -> V:
     """Whether all of them are finite numbers."""
-    out = f.fcmp("olt", f.intr("fabs", vs[0]), f.like(vs[0], math.inf))
+    out = f.fcmp("olt", f.intr("fabs", vs[0]), math.inf)
     for v in vs[1:]:
-        out = f.and_(out, f.fcmp("olt", f.intr("fabs", v), f.like(v, math.inf)))
+        out = f.and_(out, f.fcmp("olt", f.intr("fabs", v), math.inf))
     return out
 
 
 def _where(f: Fn, c: V, v: V) -> V:
-    return f.select(c, v, f.like(v, 0.0))
+    return f.select(c, v, 0.0)
 
 
 def _power(f: Fn, n: V) -> V:
-    return f.bits(f.bin("shl", f.add(n, f.like(n, 1023)), f.like(n, 52)), "double")
+    return f.bits(f.bin("shl", f.add(n, 1023), 52), "double")
 
 
 def _scale(f: Fn, v: V, n: V) -> V:
     """v * 2^n in three steps, exact where the result is a normal number."""
-    third = f.bin("sdiv", n, f.like(n, 3))
+    third = f.bin("sdiv", n, 3)
     for part in (third, third, f.sub(n, f.add(third, third))):
         v = f.bin("fmul", v, _power(f, part))
     return v
@@ -48,17 +48,17 @@ def _scale(f: Fn, v: V, n: V) -> V:
 
 def _normal(f: Fn, v: V) -> tuple[V, V]:
     """A finite nonzero number as m * 2^e with 1 <= |m| < 2; zero gives zero and some e."""
-    tiny = f.fcmp("olt", f.intr("fabs", v), f.like(v, 2.0**-1022))
-    raw = f.bits(f.select(tiny, f.bin("fmul", v, f.like(v, 2.0**54)), v), "i64")
-    field = f.and_(f.bin("lshr", raw, f.like(raw, 52)), f.like(raw, 0x7FF))
-    e = f.sub(field, f.select(tiny, f.like(raw, 1023 + 54), f.like(raw, 1023)))
-    one = f.or_(f.and_(raw, f.like(raw, -(0x7FF << 52) - 1)), f.like(raw, 1023 << 52))
-    return f.select(f.fcmp("oeq", v, f.like(v, 0.0)), v, f.bits(one, "double")), e
+    tiny = f.fcmp("olt", f.intr("fabs", v), 2.0**-1022)
+    raw = f.bits(f.select(tiny, f.bin("fmul", v, 2.0**54), v), "i64")
+    field = f.and_(f.bin("lshr", raw, 52), 0x7FF)
+    e = f.sub(field, f.select(tiny, f.like(raw, 1023 + 54), 1023))
+    one = f.or_(f.and_(raw, -(0x7FF << 52) - 1), 1023 << 52)
+    return f.select(f.fcmp("oeq", v, 0.0), v, f.bits(one, "double")), e
 
 
 def _sum(f: Fn, a: V, b: V) -> tuple[V, V]:
     s, err = two_sum(f, a, b)
-    over = f.fcmp("oeq", f.intr("fabs", s), f.like(s, math.inf))
+    over = f.fcmp("oeq", f.intr("fabs", s), math.inf)
     return s, _where(f, _finite(f, a, b), f.select(over, f.fneg(s), err))
 
 
@@ -82,7 +82,7 @@ def _leading(f: Fn, parts: list[V]) -> V:
     """The largest nonzero part of a non-overlapping sum: it has the sum's sign."""
     out = parts[0]
     for p in parts[1:]:
-        out = f.select(f.fcmp("une", p, f.like(p, 0.0)), p, out)
+        out = f.select(f.fcmp("une", p, 0.0), p, out)
     return out
 
 
@@ -98,13 +98,13 @@ def _fused(f: Fn, a: V, b: V, c: V) -> tuple[V, V]:
     low = f.intr("fma", am, bm, f.fneg(sign))
     near = _leading(f, _grow(f, _grow(f, [low, sign], scaled_c), f.fneg(scaled_r)))
     rest = f.intr("fma", am, bm, f.fneg(scaled_r))
-    small_c = f.select(f.fcmp("oeq", rest, f.like(rest, 0.0)), c, rest)
-    zero_c = f.fcmp("oeq", c, f.like(c, 0.0))
-    err = f.select(f.or_(zero_c, f.icmp("slt", apart, f.like(apart, -2 * FAR_ORDERS))), small_c, near)
-    far_c = f.and_(f.icmp("sgt", apart, f.like(apart, FAR_ORDERS)), f.not_(zero_c))
+    small_c = f.select(f.fcmp("oeq", rest, 0.0), c, rest)
+    zero_c = f.fcmp("oeq", c, 0.0)
+    err = f.select(f.or_(zero_c, f.icmp("slt", apart, -2 * FAR_ORDERS)), small_c, near)
+    far_c = f.and_(f.icmp("sgt", apart, FAR_ORDERS), f.not_(zero_c))
     err = f.select(far_c, sign, err)
-    nothing = f.fcmp("oeq", sign, f.like(sign, 0.0))
-    over = f.fcmp("oeq", f.intr("fabs", r), f.like(r, math.inf))
+    nothing = f.fcmp("oeq", sign, 0.0)
+    over = f.fcmp("oeq", f.intr("fabs", r), math.inf)
     err = f.select(nothing, f.like(err, 0.0), f.select(over, f.fneg(r), err))
     return r, _where(f, _finite(f, a, b, c), err)
 
@@ -113,17 +113,17 @@ def _quotient(f: Fn, a: V, b: V) -> tuple[V, V]:
     r = f.bin("fdiv", a, b)
     (am, ae), (bm, be) = _normal(f, a), _normal(f, b)
     rest = f.intr("fma", f.fneg(_scale(f, r, f.sub(be, ae))), bm, am)
-    minus = f.fcmp("olt", b, f.like(b, 0.0))
-    inexact = f.and_(_finite(f, a, b), f.fcmp("one", b, f.like(b, 0.0)))
-    inexact = f.and_(inexact, f.fcmp("one", a, f.like(a, 0.0)))
+    minus = f.fcmp("olt", b, 0.0)
+    inexact = f.and_(_finite(f, a, b), f.fcmp("one", b, 0.0))
+    inexact = f.and_(inexact, f.fcmp("one", a, 0.0))
     return r, _where(f, inexact, f.select(minus, f.fneg(rest), rest))
 
 
 def _root(f: Fn, a: V) -> tuple[V, V]:
     r = f.intr("sqrt", a)
-    tiny = f.fcmp("olt", a, f.like(a, 2.0**-500))
-    scaled = f.select(tiny, f.bin("fmul", a, f.like(a, 2.0**500)), a)
-    root = f.select(tiny, f.bin("fmul", r, f.like(r, 2.0**250)), r)
+    tiny = f.fcmp("olt", a, 2.0**-500)
+    scaled = f.select(tiny, f.bin("fmul", a, 2.0**500), a)
+    root = f.select(tiny, f.bin("fmul", r, 2.0**250), r)
     rest = f.intr("fma", f.fneg(root), root, scaled)
     return r, _where(f, _finite(f, a, r), rest)
 
@@ -143,10 +143,10 @@ STEPS: dict[str, Step] = {
 def step(f: Fn, r: V, err: V, mode: str) -> V:
     """The neighbour of a nearest result on the side of its error, where the mode wants that one."""
     raw = f.bits(r, "i64")
-    minus = f.icmp("slt", raw, f.like(raw, 0))
-    zero = f.fcmp("oeq", r, f.like(r, 0.0))
-    above, below = (f.fcmp(p, err, f.like(err, 0.0)) for p in ("olt", "ogt"))
-    inward, outward = f.sub(raw, f.like(raw, 1)), f.add(raw, f.like(raw, 1))
+    minus = f.icmp("slt", raw, 0)
+    zero = f.fcmp("oeq", r, 0.0)
+    above, below = (f.fcmp(p, err, 0.0) for p in ("olt", "ogt"))
+    inward, outward = f.sub(raw, 1), f.add(raw, 1)
     if mode == "rz":
         large = f.select(minus, below, above)
         return f.bits(f.select(f.and_(large, f.not_(zero)), inward, raw), "double")
@@ -164,8 +164,8 @@ def apply(f: Fn, base: str, mode: str, *vs: V) -> V:
     if mode != "rm" or base not in ("add", "sub", "fma", "mad"):
         return out
     either = signs(f, base, vs)
-    exact = f.and_(f.fcmp("oeq", r, f.like(r, 0.0)), f.fcmp("oeq", err, f.like(err, 0.0)))
-    return f.select(f.and_(exact, f.icmp("slt", either, f.like(either, 0))), f.like(out, -0.0), out)
+    exact = f.and_(f.fcmp("oeq", r, 0.0), f.fcmp("oeq", err, 0.0))
+    return f.select(f.and_(exact, f.icmp("slt", either, 0)), f.like(out, -0.0), out)
 
 
 def signs(f: Fn, base: str, vs: Sequence[V]) -> V:

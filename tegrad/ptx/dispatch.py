@@ -60,14 +60,14 @@ class Dispatcher:
         pcs = f.load("i32", frame, Frame.PCS, LANES, 64)
         rotate = f.load("i32", frame, Frame.ROTATE) if self.flow.spins else f.const("i32", 0)
         keys = f.sub(pcs, rotate) if self.flow.spins else pcs
-        key = self.lowest(f.select(lanes, keys, f.like(keys, NOBODY)))
+        key = self.lowest(f.select(lanes, keys, NOBODY))
         chosen = f.and_(lanes, f.icmp("eq", keys, key))
         rest = f.and_(lanes, f.not_(chosen))
         if self.flow.spins:
             # Back to the lowest pc once all lanes run together.
             alone = f.is_zero(f.mask_bits(rest))
             f.store(f.select(alone, f.const("i32", 0), rotate), frame, Frame.ROTATE)
-        f.store(self.lowest(f.select(rest, keys, f.like(keys, NOBODY))), self.other_slot)
+        f.store(self.lowest(f.select(rest, keys, NOBODY)), self.other_slot)
         f.store(f.mask_bits(chosen), self.mask_slot)
         pc = f.add(key, rotate) if self.flow.spins else key
         cases = " ".join(f"i32 {b.index}, label %b{b.index}" for b in self.flow.blocks)
@@ -96,10 +96,10 @@ class Dispatcher:
         index = f.splat(index, LANES)
         target = f.const("i32", block.targets[-1], LANES)
         for i, t in enumerate(block.targets[:-1]):
-            target = f.select(f.icmp("eq", index, f.like(index, i)), f.const("i32", t), target)
+            target = f.select(f.icmp("eq", index, i), f.const("i32", t), target)
         pcs = f.load("i32", self.frame, Frame.PCS, LANES, 64)
         f.store(f.select(f.mask_vec(self.mask), target, pcs), self.frame, Frame.PCS, 64)
-        budget = f.sub(f.load("i32", self.frame, Frame.BUDGET), f.const("i32", SPIN_COST if block.spin else 1))
+        budget = f.sub(f.load("i32", self.frame, Frame.BUDGET), SPIN_COST if block.spin else 1)
         f.store(budget, self.frame, Frame.BUDGET)
         stop = f.name_of("stop")
         f.condbr(f.icmp("slt", budget, f.const("i32", 0)), stop, "dispatch", False)
@@ -112,7 +112,7 @@ class Dispatcher:
         back = target <= self.block.index
         if back:
             spin = self.block.spin
-            budget = f.sub(f.load("i32", self.frame, Frame.BUDGET), f.const("i32", SPIN_COST if spin else 1))
+            budget = f.sub(f.load("i32", self.frame, Frame.BUDGET), SPIN_COST if spin else 1)
             f.store(budget, self.frame, Frame.BUDGET)
             f.store(f.const("i32", target), self.next_slot)
             stop, go = f.name_of("stop"), f.name_of("go")

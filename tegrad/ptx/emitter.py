@@ -100,7 +100,7 @@ class Emitter(Dispatcher):
         """Account for the lanes' bytes with a counter of their own."""
         f, index = self.f, len(self.counters)
         self.counters.append([0, int(not write), int(write)])
-        asked = f.cast("zext", f.select(f.mask_vec(lanes), sizes, f.like(sizes, 0)), "i64")
+        asked = f.cast("zext", f.select(f.mask_vec(lanes), sizes, 0), "i64")
         total = f.call(f"llvm.vector.reduce.add.v{LANES}i64", "i64", 1, asked, pure=True)
         at = f.gep(self.counts, 8 * index)
         f.store(f.add(f.load("i64", at), total), at)
@@ -251,7 +251,7 @@ class Emitter(Dispatcher):
         for i, p in enumerate(parts):
             wide = f.resize(f.bits(p, f"i{EL_BITS[p.el]}"), ty.iel, False)
             if i:
-                wide = f.bin("shl", wide, f.like(wide, i * EL_BITS[p.el]))
+                wide = f.bin("shl", wide, i * EL_BITS[p.el])
             out = wide if out is None else f.or_(out, wide)
         assert out is not None
         return f.bits(out, ty.el)
@@ -266,7 +266,7 @@ class Emitter(Dispatcher):
             part = _part(ty, len(op.items))
             whole = f.bits(v, ty.iel)
             for i, o in enumerate(op.items):
-                moved = f.bin("lshr", whole, f.like(whole, i * size)) if i else whole
+                moved = f.bin("lshr", whole, i * size) if i else whole
                 self.write(o, f.resize(moved, f"i{size}", False), part, ins)
             return
         if not isinstance(op, Reg):
@@ -297,7 +297,7 @@ class Emitter(Dispatcher):
         space, at = place
         if space in ("shared", "local"):
             return f.const("i64", at + sym.offset)
-        return f.add(f.load("i64", self.symbol_base, 8 * at), f.const("i64", sym.offset))
+        return f.add(f.load("i64", self.symbol_base, 8 * at), sym.offset)
 
     # -- ends of blocks ------------------------------------------------------------------------------------------
     def flush(self) -> None:

@@ -16,24 +16,24 @@ DIRECTED = ("rz", "rm", "rp")
 
 def flush(f: Fn, v: V) -> V:
     """Subnormal numbers to zero of the same sign (.ftz)."""
-    tiny = f.fcmp("olt", f.intr("fabs", v), f.like(v, SMALLEST_NORMAL[v.el]))
+    tiny = f.fcmp("olt", f.intr("fabs", v), SMALLEST_NORMAL[v.el])
     return f.select(tiny, f.intr("copysign", f.like(v, 0.0), v), v)
 
 
 def saturate(f: Fn, v: V) -> V:
     """Clamp to [0, 1]; NaN becomes 0 (.sat)."""
-    return f.intr("minimumnum", f.intr("maximumnum", v, f.like(v, 0.0)), f.like(v, 1.0))
+    return f.intr("minimumnum", f.intr("maximumnum", v, 0.0), 1.0)
 
 
 def bf16_to_f32(f: Fn, v: V) -> V:
-    return f.bits(f.bin("shl", f.resize(v, "i32", False), f.const("i32", 16)), "float")
+    return f.bits(f.bin("shl", f.resize(v, "i32", False), 16), "float")
 
 
 def f32_to_bf16(f: Fn, v: V) -> V:
     """Round to nearest even; NaN is canonical."""
     raw = f.bits(v, "i32")
-    lsb = f.and_(f.bin("lshr", raw, f.like(raw, 16)), f.like(raw, 1))
-    rounded = f.bin("lshr", f.add(raw, f.add(lsb, f.like(raw, 0x7FFF))), f.like(raw, 16))
+    lsb = f.and_(f.bin("lshr", raw, 16), 1)
+    rounded = f.bin("lshr", f.add(raw, f.add(lsb, 0x7FFF)), 16)
     out = f.select(f.fcmp("uno", v, v), f.like(raw, 0x7FFF), rounded)
     return f.resize(out, "i16", False)
 
@@ -42,18 +42,18 @@ def step_to_odd(f: Fn, value: V, error: V) -> V:
     """Make a rounded value odd where it is inexact: `error` is the exact rest (true minus value)."""
     el = "i64" if value.el == "double" else "i32"
     raw = f.bits(value, el)
-    even = f.is_zero(f.and_(raw, f.like(raw, 1)))
-    inexact = f.fcmp("one", error, f.like(error, 0.0))
+    even = f.is_zero(f.and_(raw, 1))
+    inexact = f.fcmp("one", error, 0.0)
     # Away from zero when the rest has the sign of the value.
     outward = f.icmp("sge", f.xor(f.bits(error, el), raw), f.like(raw, 0))
-    stepped = f.add(raw, f.select(outward, f.like(raw, 1), f.like(raw, -1)))
+    stepped = f.add(raw, f.select(outward, f.like(raw, 1), -1))
     return f.bits(f.select(f.and_(even, inexact), stepped, raw), value.el)
 
 
 def two_sum(f: Fn, a: V, b: V) -> tuple[V, V]:
     """a + b and its exact rounding error; none where something is infinite."""
     s, err = doubles.two_sum(f, a, b)
-    return s, f.select(f.fcmp("ord", err, err), err, f.like(err, 0.0))
+    return s, f.select(f.fcmp("ord", err, err), err, 0.0)
 
 
 def fma_odd(f: Fn, a: V, b: V, c: V) -> V:
@@ -66,14 +66,14 @@ def narrow_odd(f: Fn, v: V) -> V:
     """Double to float, rounded to odd: a later rounding to 22 bits or fewer is then correct."""
     out = f.cast("fptrunc", v, "float")
     rest = f.bin("fsub", v, f.cast("fpext", out, "double"))
-    rest = f.select(f.fcmp("ord", rest, rest), rest, f.like(rest, 0.0))
+    rest = f.select(f.fcmp("ord", rest, rest), rest, 0.0)
     return step_to_odd(f, out, _sign_only(f, rest))
 
 
 def _sign_only(f: Fn, rest: V) -> V:
     """-1, 0 or 1 as float: enough for step_to_odd, and safe from underflow."""
     sign = f.intr("copysign", f.like(rest, 1.0), rest)
-    return f.cast("fptrunc", f.select(f.fcmp("one", rest, f.like(rest, 0.0)), sign, f.like(rest, 0.0)), "float")
+    return f.cast("fptrunc", f.select(f.fcmp("one", rest, 0.0), sign, 0.0), "float")
 
 
 def fma(f: Fn, a: V, b: V, c: V) -> V:
@@ -88,10 +88,10 @@ def directed(f: Fn, value: V, rounded: V, back: V, mode: str) -> V:
     """Correct a nearest rounding (`rounded`; `back` is it in the type of `value`) to rz, rm or rp."""
     el = {"half": "i16", "float": "i32"}[rounded.el]
     raw = f.bits(rounded, el)
-    minus = f.icmp("slt", raw, f.like(raw, 0))
+    minus = f.icmp("slt", raw, 0)
     above, below = f.fcmp("ogt", back, value), f.fcmp("olt", back, value)
-    toward_zero = f.sub(raw, f.like(raw, 1))
-    away = f.add(raw, f.like(raw, 1))
+    toward_zero = f.sub(raw, 1)
+    away = f.add(raw, 1)
     sign = f.like(raw, 1 << (int(el[1:]) - 1))
     if mode == "rz":
         large = f.or_(f.and_(above, f.not_(minus)), f.and_(below, minus))
@@ -99,7 +99,7 @@ def directed(f: Fn, value: V, rounded: V, back: V, mode: str) -> V:
     wrong = above if mode == "rm" else below
     shrink = f.not_(minus) if mode == "rm" else minus
     zero = f.is_zero(f.and_(raw, f.not_(sign)))
-    smallest = f.or_(sign, f.like(raw, 1)) if mode == "rm" else f.like(raw, 1)
+    smallest = f.or_(sign, 1) if mode == "rm" else f.like(raw, 1)
     stepped = f.select(zero, smallest, f.select(shrink, toward_zero, away))
     return f.bits(f.select(wrong, stepped, raw), rounded.el)
 
@@ -116,22 +116,20 @@ def narrow(f: Fn, v: V, el: str, mode: str) -> V:
 def _rest_of_quotient(f: Fn, a: V, b: V, q: V) -> V:
     """A value with the sign of a/b - q."""
     rest = f.intr("fma", f.fneg(q), b, a)
-    signed = f.bits(f.xor(f.bits(rest, "i64"), f.and_(f.bits(b, "i64"), f.like(f.bits(b, "i64"), 1 << 63))), "double")
-    return f.select(f.fcmp("ord", rest, rest), signed, f.like(rest, 0.0))
+    signed = f.bits(f.xor(f.bits(rest, "i64"), f.and_(f.bits(b, "i64"), 1 << 63)), "double")
+    return f.select(f.fcmp("ord", rest, rest), signed, 0.0)
 
 
 def _odd_quotient(f: Fn, a: V, b: V) -> V:
     q = f.bin("fdiv", a, b)
-    exact = f.or_(
-        f.fcmp("ueq", f.intr("fabs", q), f.like(q, math.inf)), f.fcmp("oeq", f.intr("fabs", b), f.like(q, math.inf))
-    )
+    exact = f.or_(f.fcmp("ueq", f.intr("fabs", q), math.inf), f.fcmp("oeq", f.intr("fabs", b), math.inf))
     return step_to_odd(f, q, f.select(exact, f.like(q, 0.0), _rest_of_quotient(f, a, b, q)))
 
 
 def _odd_root(f: Fn, a: V) -> V:
     r = f.intr("sqrt", a)
     rest = f.intr("fma", f.fneg(r), r, a)
-    return step_to_odd(f, r, f.select(f.fcmp("ord", rest, rest), rest, f.like(rest, 0.0)))
+    return step_to_odd(f, r, f.select(f.fcmp("ord", rest, rest), rest, 0.0))
 
 
 ODD: dict[str, Callable[..., V]] = {
@@ -164,7 +162,7 @@ def _directed_float(f: Fn, base: str, mode: str, vs: tuple[V, ...]) -> V:
 def _minus_zero(f: Fn, base: str, wide: list[V], exact: V, out: V) -> V:
     """Exact cancellation gives -0 when rounding down, unless both parts are +0."""
     either = doubles.signs(f, base, wide)
-    minus = f.and_(f.icmp("slt", either, f.like(either, 0)), f.fcmp("oeq", exact, f.like(exact, 0.0)))
+    minus = f.and_(f.icmp("slt", either, 0), f.fcmp("oeq", exact, 0.0))
     return f.select(minus, f.like(out, -0.0), out)
 
 
@@ -233,7 +231,7 @@ def _ieee(base: str) -> Apply:
         if mod(ins, "sat"):
             out = saturate(f, out)
         if mod(ins, "relu"):
-            out = f.intr("maximum", out, f.like(out, 0.0))
+            out = f.intr("maximum", out, 0.0)
         return out
 
     return apply
@@ -245,14 +243,14 @@ def _bf16(base: str) -> Apply:
 
     def apply(f: Fn, ins: Ins, *vs: V) -> V:
         if base == "abs":
-            return f.and_(vs[0], f.like(vs[0], 0x7FFF))
+            return f.and_(vs[0], 0x7FFF)
         if base == "neg":
-            return f.xor(vs[0], f.like(vs[0], 0x8000))
+            return f.xor(vs[0], 0x8000)
         wide = f.same(*(bf16_to_f32(f, v) for v in vs))
         if base == "fma":
             out = narrow_odd(f, fma_odd(f, *(f.cast("fpext", w, "double") for w in wide)))
             if mod(ins, "relu"):
-                out = f.intr("maximum", out, f.like(out, 0.0))
+                out = f.intr("maximum", out, 0.0)
             return f32_to_bf16(f, out)
         return f32_to_bf16(f, ieee(f, ins, *wide))
 
@@ -291,9 +289,9 @@ def _testp(f: Fn, ins: Ins, a: V) -> V:
         "number": lambda: f.fcmp("ord", a, a),
         "notanumber": lambda: f.fcmp("uno", a, a),
         "normal": lambda: f.and_(
-            f.fcmp("olt", magnitude, inf), f.or_(f.fcmp("oge", magnitude, small), f.fcmp("oeq", a, f.like(a, 0.0)))
+            f.fcmp("olt", magnitude, inf), f.or_(f.fcmp("oge", magnitude, small), f.fcmp("oeq", a, 0.0))
         ),
-        "subnormal": lambda: f.and_(f.fcmp("olt", magnitude, small), f.fcmp("ogt", magnitude, f.like(a, 0.0))),
+        "subnormal": lambda: f.and_(f.fcmp("olt", magnitude, small), f.fcmp("ogt", magnitude, 0.0)),
     }[ins.mods[0]]()
 
 

@@ -21,24 +21,22 @@ def encode(f: Fn, v: V, name: str) -> V:
     """A float to i8, to nearest even, saturated to the largest number (.satfinite)."""
     t = FORMATS[name]
     raw = f.bits(v, "i32")
-    size = f.and_(raw, f.like(raw, 0x7FFFFFFF))
+    size = f.and_(raw, 0x7FFFFFFF)
     cut = 23 - t.mantissa
-    even = f.and_(f.bin("lshr", size, f.like(raw, cut)), f.like(raw, 1))
-    rounded = f.bin("lshr", f.add(size, f.add(even, f.like(raw, (1 << (cut - 1)) - 1))), f.like(raw, cut))
-    code = f.sub(rounded, f.like(raw, (127 - t.bias) << t.mantissa))
+    even = f.and_(f.bin("lshr", size, cut), 1)
+    rounded = f.bin("lshr", f.add(size, f.add(even, (1 << (cut - 1)) - 1)), cut)
+    code = f.sub(rounded, (127 - t.bias) << t.mantissa)
     magnitude = f.bits(size, "float")
     smallest = 2.0 ** (1 - t.bias)
-    small = f.fcmp("olt", magnitude, f.like(magnitude, smallest))
+    small = f.fcmp("olt", magnitude, smallest)
     # Below the normal numbers the codes count steps of one size.
-    steps = f.intr(
-        "rint", f.bin("fmul", f.select(small, magnitude, f.like(magnitude, 0.0)), f.like(v, 2**t.mantissa / smallest))
-    )
+    steps = f.intr("rint", f.bin("fmul", f.select(small, magnitude, 0.0), 2**t.mantissa / smallest))
     code = f.select(small, f.cast("fptoui", steps, "i32"), code)
-    code = f.intr("umin", code, f.like(code, t.largest))
+    code = f.intr("umin", code, t.largest)
     code = f.select(
         f.fcmp("uno", v, v),
         f.like(code, NAN),
-        f.or_(code, f.and_(f.bin("lshr", raw, f.like(raw, 24)), f.like(raw, 0x80))),
+        f.or_(code, f.and_(f.bin("lshr", raw, 24), 0x80)),
     )
     return f.resize(code, "i8", False)
 
@@ -47,14 +45,12 @@ def decode(f: Fn, v: V, name: str) -> V:
     """i8 to float, exactly."""
     t = FORMATS[name]
     code = f.resize(v, "i32", False)
-    size = f.and_(code, f.like(code, 0x7F))
-    normal = f.bits(
-        f.add(f.bin("shl", size, f.like(code, 23 - t.mantissa)), f.like(code, (127 - t.bias) << 23)), "float"
-    )
-    small = f.bin("fmul", f.cast("uitofp", size, "float"), f.const("float", 2.0 ** (1 - t.bias - t.mantissa)))
-    out = f.select(f.icmp("ult", size, f.like(size, 1 << t.mantissa)), small, normal)
+    size = f.and_(code, 0x7F)
+    normal = f.bits(f.add(f.bin("shl", size, 23 - t.mantissa), (127 - t.bias) << 23), "float")
+    small = f.bin("fmul", f.cast("uitofp", size, "float"), 2.0 ** (1 - t.bias - t.mantissa))
+    out = f.select(f.icmp("ult", size, 1 << t.mantissa), small, normal)
     if name == "e5m2":
-        out = f.select(f.icmp("eq", size, f.like(size, 0x7C)), f.like(out, float("inf")), out)
-    out = f.select(f.icmp("ugt", size, f.like(size, 0x7E if name == "e4m3" else 0x7C)), f.like(out, float("nan")), out)
-    sign = f.bin("shl", f.and_(code, f.like(code, 0x80)), f.like(code, 24))
+        out = f.select(f.icmp("eq", size, 0x7C), f.like(out, float("inf")), out)
+    out = f.select(f.icmp("ugt", size, 0x7E if name == "e4m3" else 0x7C), f.like(out, float("nan")), out)
+    sign = f.bin("shl", f.and_(code, 0x80), 24)
     return f.bits(f.or_(f.bits(out, "i32"), sign), "float")

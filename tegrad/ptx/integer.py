@@ -15,7 +15,7 @@ def _full(f: Fn, ins: Ins, a: V, b: V) -> V:
 
 def high(f: Fn, v: V, el: str) -> V:
     """The upper half of a double-width value."""
-    return f.resize(f.bin("lshr", v, f.like(v, EL_BITS[el])), el, False)
+    return f.resize(f.bin("lshr", v, EL_BITS[el]), el, False)
 
 
 def mul(f: Fn, ins: Ins, a: V, b: V) -> V:
@@ -37,9 +37,9 @@ def _mul_signature(count: int) -> Signature:
 
 def mul24(f: Fn, ins: Ins, a: V, b: V) -> V:
     signed = ins.types[-1].signed
-    cut = [f.bin("ashr" if signed else "lshr", f.bin("shl", x, f.like(x, 8)), f.like(x, 8)) for x in (a, b)]
+    cut = [f.bin("ashr" if signed else "lshr", f.bin("shl", x, 8), 8) for x in (a, b)]
     full = f.mul(*(f.resize(x, "i64", signed) for x in cut))
-    return f.resize(f.bin("lshr", full, f.like(full, 16)) if mod(ins, "hi") else full, "i32", False)
+    return f.resize(f.bin("lshr", full, 16) if mod(ins, "hi") else full, "i32", False)
 
 
 def add(f: Fn, ins: Ins, a: V, b: V) -> V:
@@ -60,7 +60,7 @@ def quotient(op: str) -> Apply:
         unsafe = zero
         if signed:
             lowest = f.like(a, 1 << (EL_BITS[a.el] - 1))
-            unsafe = f.or_(zero, f.and_(f.icmp("eq", a, lowest), f.icmp("eq", b, f.like(b, -1))))
+            unsafe = f.or_(zero, f.and_(f.icmp("eq", a, lowest), f.icmp("eq", b, -1)))
         safe = f.select(unsafe, f.like(b, 1), b)
         out = f.bin(("s" if signed else "u") + op, a, safe)
         return f.select(zero, f.like(a, -1), out)
@@ -73,7 +73,7 @@ def pick(name: str) -> Apply:
 
     def apply(f: Fn, ins: Ins, a: V, b: V) -> V:
         out = f.intr(("s" if ins.types[-1].signed else "u") + name, a, b)
-        return f.intr("smax", out, f.like(out, 0)) if mod(ins, "relu") else out
+        return f.intr("smax", out, 0) if mod(ins, "relu") else out
 
     return apply
 
@@ -91,7 +91,7 @@ def shift(op: str) -> Apply:
         if kind == "ashr":
             return f.bin(kind, a, f.resize(f.intr("umin", b, top), a.el, False))
         inside = f.icmp("ule", b, top)
-        amount = f.resize(f.select(inside, b, f.like(b, 0)), a.el, False)
+        amount = f.resize(f.select(inside, b, 0), a.el, False)
         return f.select(inside, f.bin(kind, a, amount), f.like(a, 0))
 
     return apply
@@ -104,7 +104,7 @@ def _constant_shift(f: Fn, kind: str, t: Ty, a: V, b: V) -> V:
         if kind != "ashr":
             return f.like(a, 0)
         amount = t.bits - 1
-    return f.bin(kind, a, f.like(a, amount))
+    return f.bin(kind, a, amount)
 
 
 def shf(f: Fn, ins: Ins, a: V, b: V, c: V) -> V:
@@ -112,8 +112,8 @@ def shf(f: Fn, ins: Ins, a: V, b: V, c: V) -> V:
     a, b, c = f.same(a, b, c)
     if mod(ins, "wrap"):
         return f.intr("fshl", b, a, c) if mod(ins, "l") else f.intr("fshr", b, a, c)
-    amount = f.resize(f.intr("umin", c, f.like(c, 32)), "i64", False)
-    both = f.or_(f.bin("shl", f.resize(b, "i64", False), f.const("i64", 32)), f.resize(a, "i64", False))
+    amount = f.resize(f.intr("umin", c, 32), "i64", False)
+    both = f.or_(f.bin("shl", f.resize(b, "i64", False), 32), f.resize(a, "i64", False))
     if mod(ins, "l"):
         return high(f, f.bin("shl", both, amount), "i32")
     return f.resize(f.bin("lshr", both, amount), "i32", False)
@@ -129,7 +129,7 @@ def lop3(f: Fn, ins: Ins, a: V, b: V, c: V, table: V) -> V:
     out = f.like(a, 0)
     for i in range(8):
         term = [x if i >> k & 1 else f.not_(x) for x, k in ((a, 2), (b, 1), (c, 0))]
-        wanted = f.bin("ashr", f.bin("shl", table, f.like(table, 31 - i)), f.like(table, 31))
+        wanted = f.bin("ashr", f.bin("shl", table, 31 - i), 31)
         out = f.or_(out, f.and_(f.and_(f.and_(term[0], term[1]), term[2]), wanted))
     return out
 
@@ -137,37 +137,37 @@ def lop3(f: Fn, ins: Ins, a: V, b: V, c: V, table: V) -> V:
 def fns(f: Fn, ins: Ins, mask: V, base: V, offset: V) -> V:
     """Position of the nth set bit from a base on, upwards or (as if reversed) downwards; all ones if there is none."""
     mask, base, offset = f.same(mask, base, offset)
-    back = f.icmp("slt", offset, f.like(offset, 0))
-    rest = f.sub(f.intr_flag("abs", offset, False), f.like(offset, 1))
+    back = f.icmp("slt", offset, 0)
+    rest = f.sub(f.intr_flag("abs", offset, False), 1)
     start = f.select(back, f.sub(f.like(base, 31), base), base)
     word = f.select(back, f.intr("bitreverse", mask), mask)
-    word = f.and_(word, f.bin("shl", f.like(word, -1), f.and_(start, f.like(start, 31))))
+    word = f.and_(word, f.bin("shl", f.like(word, -1), f.and_(start, 31)))
     out, seen = f.like(word, -1), f.like(word, 0)
     for i in range(32):
-        bit = f.and_(f.bin("lshr", word, f.like(word, i)), f.like(word, 1))
+        bit = f.and_(f.bin("lshr", word, i), 1)
         hit = f.and_(f.not_zero(bit), f.icmp("eq", seen, rest))
         out = f.select(hit, f.like(out, i), out)
         seen = f.add(seen, bit)
-    found = f.icmp("ne", out, f.like(out, -1))
+    found = f.icmp("ne", out, -1)
     out = f.select(f.and_(back, found), f.sub(f.like(out, 31), out), out)
-    own = f.and_(f.bin("lshr", mask, f.and_(base, f.like(base, 31))), f.like(mask, 1))
-    here = f.select(f.not_zero(own), base, f.like(base, -1))
+    own = f.and_(f.bin("lshr", mask, f.and_(base, 31)), 1)
+    here = f.select(f.not_zero(own), base, -1)
     return f.select(f.is_zero(offset), here, out)
 
 
 def szext(f: Fn, ins: Ins, a: V, count: V) -> V:
     """Sign or zero extension of the lowest bits; .clamp leaves 32 and more alone, .wrap counts modulo 32."""
     a, count = f.same(a, count)
-    low = f.and_(count, f.like(count, 31))
+    low = f.and_(count, 31)
     above = f.bin("shl", f.like(a, -1), low)
-    large = f.icmp("ugt", count, f.like(count, 31))
+    large = f.icmp("ugt", count, 31)
     if mod(ins, "clamp"):
         above = f.select(large, f.like(a, 0), above)
     out = f.and_(a, f.not_(above))
     if not ins.types[-1].signed:
         return out
-    last = f.and_(f.sub(low, f.like(low, 1)), f.like(low, 31))
-    bit = f.and_(f.bin("lshr", a, last), f.like(a, 1))
+    last = f.and_(f.sub(low, 1), 31)
+    bit = f.and_(f.bin("lshr", a, last), 1)
     minus = f.and_(f.not_zero(bit), f.not_zero(low))
     return f.select(minus, f.or_(out, above), out)
 
@@ -175,22 +175,22 @@ def szext(f: Fn, ins: Ins, a: V, count: V) -> V:
 def bmsk(f: Fn, ins: Ins, start: V, count: V) -> V:
     """A mask of `count` ones from a start bit on; .clamp fills to the top, .wrap takes both amounts modulo 32."""
     start, count = f.same(start, count)
-    at, size = (f.and_(v, f.like(v, 31)) for v in (start, count))
+    at, size = (f.and_(v, 31) for v in (start, count))
     top, total = f.like(at, -1), f.add(at, size)
     low = f.bin("shl", top, at)
-    full = f.icmp("ugt", total, f.like(total, 31))
+    full = f.icmp("ugt", total, 31)
     if mod(ins, "clamp"):
-        outside = f.icmp("ugt", start, f.like(start, 31))
+        outside = f.icmp("ugt", start, 31)
         low = f.select(outside, f.like(low, 0), low)
-        full = f.or_(full, f.or_(outside, f.icmp("ugt", count, f.like(count, 31))))
-    high = f.select(full, f.like(low, 0), f.bin("shl", top, f.and_(total, f.like(total, 31))))
+        full = f.or_(full, f.or_(outside, f.icmp("ugt", count, 31)))
+    high = f.select(full, f.like(low, 0), f.bin("shl", top, f.and_(total, 31)))
     return f.and_(low, f.not_(high))
 
 
 def bfind(f: Fn, ins: Ins, a: V) -> V:
     """Position of the highest bit (for signed: that differs from the sign), or all ones; .shiftamt: from the top."""
     if ins.types[-1].signed:
-        a = f.select(f.icmp("slt", a, f.like(a, 0)), f.not_(a), a)
+        a = f.select(f.icmp("slt", a, 0), f.not_(a), a)
     lead = f.intr_flag("ctlz", a, False)
     out = lead if mod(ins, "shiftamt") else f.sub(f.like(a, EL_BITS[a.el] - 1), lead)
     return f.resize(f.select(f.is_zero(a), f.like(a, -1), out), "i32", False)
@@ -199,24 +199,24 @@ def bfind(f: Fn, ins: Ins, a: V) -> V:
 def _amounts(f: Fn, el: str, pos: V, length: V) -> tuple[V, V]:
     """Start and length as the GPU reads them beyond 255: of 32 bits modulo 256, of 64 bits as they are."""
     if el == "i64":
-        return f.intr("umin", pos, f.like(pos, 255)), f.intr("umin", length, f.like(length, 255))
-    return f.and_(pos, f.like(pos, 0xFF)), f.and_(length, f.like(length, 0xFF))
+        return f.intr("umin", pos, 255), f.intr("umin", length, 255)
+    return f.and_(pos, 0xFF), f.and_(length, 0xFF)
 
 
 def _field(f: Fn, el: str, pos: V, length: V) -> tuple[V, V]:
     """Start and mask of a bit field; both amounts clamp at the width."""
     bits = EL_BITS[el]
-    inside = f.icmp("ult", length, f.like(length, bits))
-    amount = f.resize(f.select(inside, length, f.like(length, 0)), el, False)
+    inside = f.icmp("ult", length, bits)
+    amount = f.resize(f.select(inside, length, 0), el, False)
     one = f.like(amount, 1)
-    ones = f.select(inside, f.sub(f.bin("shl", one, amount), one), f.like(amount, -1))
+    ones = f.select(inside, f.sub(f.bin("shl", one, amount), one), -1)
     return pos, ones
 
 
 def _shift_or_zero(f: Fn, op: str, a: V, pos: V) -> V:
     bits = EL_BITS[a.el]
-    inside = f.icmp("ult", pos, f.like(pos, bits))
-    amount = f.resize(f.select(inside, pos, f.like(pos, 0)), a.el, False)
+    inside = f.icmp("ult", pos, bits)
+    amount = f.resize(f.select(inside, pos, 0), a.el, False)
     return f.select(inside, f.bin(op, a, amount), f.like(a, 0))
 
 
@@ -229,10 +229,10 @@ def bfe(f: Fn, ins: Ins, a: V, pos: V, length: V) -> V:
     if not t.signed:
         return out
     # The sign is the bit at min(pos + len - 1, width - 1); with length 0 the result is 0.
-    last = f.intr("umin", f.add(pos, f.sub(size, f.like(size, 1))), f.like(pos, t.bits - 1))
-    sign = f.and_(f.bin("lshr", a, f.resize(last, a.el, False)), f.like(a, 1))
+    last = f.intr("umin", f.add(pos, f.sub(size, 1)), t.bits - 1)
+    sign = f.and_(f.bin("lshr", a, f.resize(last, a.el, False)), 1)
     filled = f.or_(out, f.mul(f.not_(ones), sign))
-    kept = f.select(f.icmp("ugt", f.add(pos, size), f.like(pos, t.bits)), _sign_fill(f, a, out, pos, sign), filled)
+    kept = f.select(f.icmp("ugt", f.add(pos, size), t.bits), _sign_fill(f, a, out, pos, sign), filled)
     return f.select(f.is_zero(size), f.like(a, 0), kept)
 
 
@@ -267,20 +267,20 @@ def prmt(f: Fn, ins: Ins, a: V, b: V, c: V) -> V:
     for i in range(4):
         if mode:
             rows = _PRMT_MODES[mode]
-            sel = f.and_(c, f.like(c, 3))
+            sel = f.and_(c, 3)
             pick_ = f.like(c, rows[3][i])
             for k in range(3):
-                pick_ = f.select(f.icmp("eq", sel, f.like(sel, k)), f.like(c, rows[k][i]), pick_)
+                pick_ = f.select(f.icmp("eq", sel, k), f.like(c, rows[k][i]), pick_)
         else:
-            pick_ = f.and_(f.bin("lshr", c, f.like(c, 4 * i)), f.like(c, 15))
-        word = f.select(f.not_zero(f.and_(pick_, f.like(pick_, 4))), b, a)
-        up = f.bin("shl", f.and_(f.xor(pick_, f.like(pick_, 3)), f.like(pick_, 3)), f.like(pick_, 3))
+            pick_ = f.and_(f.bin("lshr", c, 4 * i), 15)
+        word = f.select(f.not_zero(f.and_(pick_, 4)), b, a)
+        up = f.bin("shl", f.and_(f.xor(pick_, 3), 3), 3)
         top = f.bin("shl", word, up)  # the byte as the highest one
         if not mode:  # of a sign 7 bits more are shifted out
-            sign = f.sub(f.like(pick_, 0), f.bin("lshr", pick_, f.like(pick_, 3)))
-            top = f.bin("ashr", top, f.and_(sign, f.like(pick_, 7)))
-        byte = f.bin("lshr", top, f.like(top, 24))
-        out = f.or_(out, f.bin("shl", byte, f.like(byte, 8 * i)))
+            sign = f.sub(f.like(pick_, 0), f.bin("lshr", pick_, 3))
+            top = f.bin("ashr", top, f.and_(sign, 7))
+        byte = f.bin("lshr", top, 24)
+        out = f.or_(out, f.bin("shl", byte, 8 * i))
     return out
 
 
@@ -289,8 +289,8 @@ def _dp(f: Fn, ins: Ins, a: V, b: V, c: V, parts: list[tuple[int, int, int, int]
     for sa, wa, sb, wb in parts:
         xs = []
         for v, at, width, ty in ((a, sa, wa, ins.types[0]), (b, sb, wb, ins.types[1])):
-            top = f.bin("shl", v, f.like(v, 32 - width - at))
-            xs.append(f.bin("ashr" if ty.signed else "lshr", top, f.like(top, 32 - width)))
+            top = f.bin("shl", v, 32 - width - at)
+            xs.append(f.bin("ashr" if ty.signed else "lshr", top, 32 - width))
         c = f.add(f.mul(*xs), c)
     return c
 

@@ -171,50 +171,56 @@ class Fn:
         return self.op(a.el, len(idx), f"shufflevector {a}, {other}, <{len(idx)} x i32> <{mask}>")
 
     # -- arithmetic ----------------------------------------------------------------------------------------------
-    def bin(self, op: str, a: V, b: V) -> V:
+    def value(self, b: V | float, a: V) -> V:
+        """A second operand: a number is a constant of the first one's type."""
+        return b if isinstance(b, V) else self.like(a, b)
+
+    def bin(self, op: str, a: V, b: V | float) -> V:
+        b = self.value(b, a)
         if a.n != b.n:
             a, b = self.same(a, b)
         return self.op(a.el, a.n, f"{op} {a}, {b.ref}")
 
-    def add(self, a: V, b: V) -> V:
+    def add(self, a: V, b: V | float) -> V:
         return self.bin("add", a, b)
 
-    def sub(self, a: V, b: V) -> V:
+    def sub(self, a: V, b: V | float) -> V:
         return self.bin("sub", a, b)
 
-    def mul(self, a: V, b: V) -> V:
+    def mul(self, a: V, b: V | float) -> V:
         return self.bin("mul", a, b)
 
-    def and_(self, a: V, b: V) -> V:
+    def and_(self, a: V, b: V | float) -> V:
         return self.bin("and", a, b)
 
-    def or_(self, a: V, b: V) -> V:
+    def or_(self, a: V, b: V | float) -> V:
         return self.bin("or", a, b)
 
-    def xor(self, a: V, b: V) -> V:
+    def xor(self, a: V, b: V | float) -> V:
         return self.bin("xor", a, b)
 
     def not_(self, a: V) -> V:
-        return self.bin("xor", a, self.like(a, -1))
+        return self.bin("xor", a, -1)
 
     def fneg(self, a: V) -> V:
         return self.op(a.el, a.n, f"fneg {a}")
 
-    def icmp(self, pred: str, a: V, b: V) -> V:
-        a, b = self.same(a, b)
+    def icmp(self, pred: str, a: V, b: V | float) -> V:
+        a, b = self.same(a, self.value(b, a))
         return self.op("i1", a.n, f"icmp {pred} {a}, {b.ref}")
 
     def is_zero(self, a: V) -> V:
-        return self.icmp("eq", a, self.like(a, 0))
+        return self.icmp("eq", a, 0)
 
     def not_zero(self, a: V) -> V:
-        return self.icmp("ne", a, self.like(a, 0))
+        return self.icmp("ne", a, 0)
 
-    def fcmp(self, pred: str, a: V, b: V) -> V:
-        a, b = self.same(a, b)
+    def fcmp(self, pred: str, a: V, b: V | float) -> V:
+        a, b = self.same(a, self.value(b, a))
         return self.op("i1", a.n, f"fcmp {pred} {a}, {b.ref}")
 
-    def select(self, c: V, a: V, b: V) -> V:
+    def select(self, c: V, a: V, b: V | float) -> V:
+        b = self.value(b, a)
         n = max(c.n, a.n, b.n)
         a, b = self.splat(a, n), self.splat(b, n)
         return self.op(a.el, n, f"select {c}, {a}, {b}")
@@ -239,11 +245,10 @@ class Fn:
             if name.startswith("tgx_"):
                 self.module.imports.add(name)
 
-    def intr(self, name: str, *args: V) -> V:
+    def intr(self, name: str, a: V, *more: V | float) -> V:
         """An intrinsic whose result and overload type are those of its arguments, e.g. llvm.fma."""
-        args = tuple(self.same(*args))
-        a = args[0]
-        return self.call(f"llvm.{name}.{mangle(a)}", a.el, a.n, *args, pure=True)
+        a, *rest = self.same(a, *(self.value(b, a) for b in more))
+        return self.call(f"llvm.{name}.{mangle(a)}", a.el, a.n, a, *rest, pure=True)
 
     def intr_flag(self, name: str, a: V, flag: bool) -> V:
         """An intrinsic with a trailing i1 immediate (ctlz, cttz, abs)."""
@@ -378,7 +383,7 @@ class Fn:
             i = self.load(count.el, slot)
             self.leave(self.icmp("uge", i, count), end)
             yield i
-            self.store(self.add(i, self.like(i, 1)), slot)
+            self.store(self.add(i, 1), slot)
 
 
 def _vector(ty: str, ref: str) -> V:

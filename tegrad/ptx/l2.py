@@ -128,7 +128,7 @@ WRITE_BACK, DROP = 1, 2
 
 def _flag(f: Fn, value: V, bits: int) -> V:
     """Whether any of the bits is set."""
-    return f.not_zero(f.and_(value, f.like(value, bits)))
+    return f.not_zero(f.and_(value, bits))
 
 
 class Place:
@@ -137,15 +137,15 @@ class Place:
     def __init__(self, f: Fn, port: V, va: V) -> None:
         self.f, self.port, self.va = f, port, va
         self.cache = f.load("ptr", port, Port.CACHE)
-        page = f.bin("lshr", va, f.const("i64", PAGE_SHIFT))
+        page = f.bin("lshr", va, PAGE_SHIFT)
         self.flag_at = f.gep(f.load("ptr", port, Port.PAGES), page)
         self.flags = f.load("i8", self.flag_at)
-        index = f.mul(page, f.const("i64", 4))
+        index = f.mul(page, 4)
         self.frame = f.resize(f.load("i32", f.gep(f.load("ptr", port, Port.FRAMES), index)), "i64", False)
-        sector = f.and_(f.bin("lshr", va, f.const("i64", SECTOR_SHIFT)), f.const("i64", PAGE_SECTORS - 1))
-        number = f.or_(f.mul(self.frame, f.const("i64", PAGE_SECTORS)), sector)
+        sector = f.and_(f.bin("lshr", va, SECTOR_SHIFT), PAGE_SECTORS - 1)
+        number = f.or_(f.mul(self.frame, PAGE_SECTORS), sector)
         self.state_at = f.gep(f.load("ptr", self.cache, Cache.SECTORS), number)
-        self.mask_at = f.gep(f.load("ptr", self.cache, Cache.MASKS), f.mul(number, f.const("i64", 8)))
+        self.mask_at = f.gep(f.load("ptr", self.cache, Cache.MASKS), f.mul(number, 8))
         self.count_at = f.gep(f.load("ptr", self.cache, Cache.COUNTS), self.frame)
 
     def kept(self, va: V) -> V:
@@ -158,7 +158,7 @@ class Place:
 
     def _in_frame(self, array: int, va: V) -> V:
         f = self.f
-        offset = f.or_(f.mul(self.frame, f.const("i64", PAGE)), f.and_(va, f.const("i64", PAGE - 1)))
+        offset = f.or_(f.mul(self.frame, PAGE), f.and_(va, PAGE - 1))
         return f.gep(f.load("ptr", self.cache, array), offset)
 
     def memory(self, va: V) -> V:
@@ -185,7 +185,7 @@ def _copy_sector(f: Fn, to: V, source: V) -> None:
 
 
 def _start(f: Fn, va: V) -> V:
-    return f.and_(va, f.like(va, -SECTOR))
+    return f.and_(va, -SECTOR)
 
 
 # -- the lock ---------------------------------------------------------------------------------------------------------
@@ -219,16 +219,16 @@ def tgx_l2_touch(f: Fn, port: V, va: V, size: V, access: V) -> V:
     state = f.load("i8", at.state_at)
     cached = at.cached
     kept = _flag(f, state, Sector.KEPT)
-    passes = f.and_(f.icmp("eq", access, f.const("i32", Access.WRITE)), f.not_(_mode(f, at.cache, Mode.BACK)))
+    passes = f.and_(f.icmp("eq", access, Access.WRITE), f.not_(_mode(f, at.cache, Mode.BACK)))
     with f.if_(f.and_(f.and_(cached, f.not_(kept)), f.not_(passes))):
         f.call_void("tgx_l2_keep", port, va)
     with f.if_(f.and_(f.and_(cached, kept), _mode(f, at.cache, Mode.TELL)), False):
-        reads = f.icmp("ne", access, f.const("i32", Access.WRITE))
+        reads = f.icmp("ne", access, Access.WRITE)
         with f.if_(f.and_(reads, f.not_(_flag(f, state, Sector.DIRTY)))):
             differ = f.call("memcmp", "i32", 1, at.kept(va), at.memory(va), size)
             f.store(f.not_zero(differ), stale)
-    many = f.icmp("uge", f.load("i8", at.count_at), f.const("i8", WHOLE_PAGE_SECTORS))
-    loads = f.icmp("eq", access, f.const("i32", Access.READ))
+    many = f.icmp("uge", f.load("i8", at.count_at), WHOLE_PAGE_SECTORS)
+    loads = f.icmp("eq", access, Access.READ)
     with f.if_(f.and_(f.and_(cached, f.and_(many, loads)), f.not_(_mode(f, at.cache, Mode.TELL)))):
         f.call_void("tgx_l2_whole", port, va)
     with f.if_(f.and_(f.not_(cached), f.not_zero(state)), False):
@@ -255,9 +255,9 @@ def _counted(f: Fn, at: Place, more: V) -> None:
     f.store(f.add(filled, f.resize(more, "i64", False)), at.cache, Cache.FILLED)
     with f.if_(f.is_zero(count)):
         ordered = f.load("i64", at.cache, Cache.ORDERED)
-        place = f.mul(f.and_(ordered, f.const("i64", MAX_FRAMES - 1)), f.const("i64", 4))
+        place = f.mul(f.and_(ordered, MAX_FRAMES - 1), 4)
         f.store(f.cast("trunc", at.frame, "i32"), f.gep(f.load("ptr", at.cache, Cache.ORDER), place))
-        f.store(f.add(ordered, f.const("i64", 1)), at.cache, Cache.ORDERED)
+        f.store(f.add(ordered, 1), at.cache, Cache.ORDERED)
 
 
 @helper("void", "ptr port, i64 va")
@@ -273,18 +273,18 @@ def tgx_l2_count(f: Fn, port: V, va: V) -> None:
 @helper("void", "ptr port, i64 va")
 def tgx_l2_whole(f: Fn, port: V, va: V) -> None:
     """Keep all of a page, and let its loads pass."""
-    first = f.and_(va, f.const("i64", -PAGE))
+    first = f.and_(va, -PAGE)
     at = Place(f, port, first)
-    asked = f.and_(at.flags, f.const("i8", Page.SLOW_READ | Page.MIXED | Page.READ))
-    with f.if_(f.icmp("eq", asked, f.const("i8", Page.SLOW_READ))):
+    asked = f.and_(at.flags, Page.SLOW_READ | Page.MIXED | Page.READ)
+    with f.if_(f.icmp("eq", asked, Page.SLOW_READ)):
         fresh = f.is_zero(f.load("i8", at.count_at))
         with f.if_(fresh):
             _keep_page(f, at, first)
         with f.if_(f.not_(fresh)), f.for_(f.const("i64", PAGE_SECTORS)) as i:
             missing = f.not_(_flag(f, f.load("i8", f.gep(at.state_at, i)), Sector.KEPT))
             with f.if_(missing):
-                f.call_void("tgx_l2_keep", port, f.add(first, f.mul(i, f.const("i64", SECTOR))))
-        f.do(f"store atomic i8 {f.or_(at.flags, f.const('i8', Page.READ)).ref}, {at.flag_at} release, align 1")
+                f.call_void("tgx_l2_keep", port, f.add(first, f.mul(i, SECTOR)))
+        f.do(f"store atomic i8 {f.or_(at.flags, Page.READ).ref}, {at.flag_at} release, align 1")
 
 
 def _keep_page(f: Fn, at: Place, first: V) -> None:
@@ -309,8 +309,8 @@ def tgx_l2_forget(f: Fn, port: V, va: V) -> None:
         f.call_void("tgx_l2_write_back", port, va)
     f.store(f.const("i8", 0), at.state_at)
     f.store(f.const("i64", 0), at.mask_at)
-    f.store(f.sub(f.load("i8", at.count_at), f.const("i8", 1)), at.count_at)
-    f.store(f.sub(f.load("i64", at.cache, Cache.KEPT), f.const("i64", 1)), at.cache, Cache.KEPT)
+    f.store(f.sub(f.load("i8", at.count_at), 1), at.count_at)
+    f.store(f.sub(f.load("i64", at.cache, Cache.KEPT), 1), at.cache, Cache.KEPT)
 
 
 @helper("void", "ptr port, i64 va")
@@ -333,9 +333,9 @@ def tgx_l2_write_back(f: Fn, port: V, va: V) -> None:
 def _covered(f: Fn, at: Place, va: V, size: V, whose: V) -> None:
     """A store has gone through to a sector that is not kept: it is, once stores that go together have covered it."""
     one, low = f.const("i64", 1), f.const("i64", 0xFFFFFFFF)
-    new = f.bin("shl", f.sub(f.bin("shl", one, size), one), f.and_(va, f.const("i64", SECTOR - 1)))
+    new = f.bin("shl", f.sub(f.bin("shl", one, size), one), f.and_(va, SECTOR - 1))
     known = f.load("i64", at.mask_at)
-    owner = f.bin("shl", whose, f.const("i64", 32))
+    owner = f.bin("shl", whose, 32)
     together = f.icmp("eq", f.and_(known, f.not_(low)), owner)
     mask = f.or_(new, f.select(together, f.and_(known, low), f.const("i64", 0)))
     f.store(f.or_(owner, mask), at.mask_at)
@@ -370,10 +370,10 @@ def tgx_l2_report(f: Fn, port: V, kind: V, size: V, va: V, tag: V, frame: V, lan
     """One more report, unless there is no room."""
     cache = f.load("ptr", port, Port.CACHE)
     count = f.load("i64", cache, Cache.REPORTED)
-    f.store(f.add(count, f.const("i64", 1)), cache, Cache.REPORTED)
-    with f.if_(f.icmp("uge", count, f.const("i64", MOST_EVENTS))):
+    f.store(f.add(count, 1), cache, Cache.REPORTED)
+    with f.if_(f.icmp("uge", count, MOST_EVENTS)):
         f.ret()
-    event = f.gep(f.load("ptr", cache, Cache.EVENTS), f.mul(count, f.const("i64", Event.END)))
+    event = f.gep(f.load("ptr", cache, Cache.EVENTS), f.mul(count, Event.END))
     identity = f.load("i64", port, Port.ID)
     for value, at in ((kind, Event.KIND), (size, Event.SIZE), (va, Event.VA), (tag, Event.TAG),
                       (identity, Event.PORT), (lane, Event.LANE), (pc, Event.PC)):  # fmt: skip
@@ -392,13 +392,13 @@ def tgx_l2_peek(f: Fn, port: V, va: V) -> V:
 
     Not where its page could be kept whole: then the locked way makes loads pass from here on.
     """
-    flags = f.load("i8", f.load("ptr", port, Port.PAGES), f.bin("lshr", va, f.const("i64", PAGE_SHIFT)))
+    flags = f.load("i8", f.load("ptr", port, Port.PAGES), f.bin("lshr", va, PAGE_SHIFT))
     want = Page.SLOW_READ | Page.CACHED
-    allowed = f.icmp("eq", f.and_(flags, f.const("i8", want)), f.const("i8", want))
+    allowed = f.icmp("eq", f.and_(flags, want), want)
     with f.if_(f.not_(allowed), False):
         f.ret(f.const("i1", 0))
     at = Place(f, port, va)
-    few = f.icmp("ult", f.load("i8", at.count_at), f.const("i8", WHOLE_PAGE_SECTORS))
+    few = f.icmp("ult", f.load("i8", at.count_at), WHOLE_PAGE_SECTORS)
     kept = _flag(f, f.load("i8", at.state_at), Sector.KEPT)
     f.do("fence acquire")
     return f.and_(kept, f.or_(few, _flag(f, flags, Page.MIXED)))
@@ -415,42 +415,42 @@ class Lanes:
         self.limit = f.load("i64", self.launch, Launch.LIMIT)
         self.tell = _mode(f, self.cache, Mode.TELL)
         self.first = f.extract(addr, 0)
-        self.span = f.mul(size, f.const("i64", LANES))
+        self.span = f.mul(size, LANES)
 
     def in_a_row(self) -> V:
         """Whether all lanes are active and at consecutive places, none of them misaligned."""
         f = self.f
         even = f.add(f.splat(self.first, LANES), f.mul(f.iota("i64", LANES), f.splat(self.size, LANES)))
         apart = f.mask_bits(f.icmp("ne", self.addr, even))
-        full = f.and_(f.is_zero(apart), f.icmp("eq", self.mask, f.const("i32", -1)))
+        full = f.and_(f.is_zero(apart), f.icmp("eq", self.mask, -1))
         return f.and_(full, self.aligned(self.first))
 
     def aligned(self, va: V) -> V:
         f = self.f
-        return f.is_zero(f.and_(va, f.sub(self.size, f.const("i64", 1))))
+        return f.is_zero(f.and_(va, f.sub(self.size, 1)))
 
     def flags(self, va: V) -> V:
         """The flags of an address's page; it must lie below the limit."""
         f = self.f
-        return f.load("i8", f.load("ptr", self.port, Port.PAGES), f.bin("lshr", va, f.const("i64", PAGE_SHIFT)))
+        return f.load("i8", f.load("ptr", self.port, Port.PAGES), f.bin("lshr", va, PAGE_SHIFT))
 
     def row_allows(self, want: V) -> V:
         """Whether consecutive lanes, which reach into two pages at most, are allowed what `want` says, and cached."""
         f = self.f
-        last = f.add(self.first, f.sub(self.span, f.const("i64", 1)))
+        last = f.add(self.first, f.sub(self.span, 1))
         out = f.alloca("i1")
         f.store(f.const("i1", 0), out)
         with f.if_(f.and_(f.icmp("ult", last, self.limit), f.icmp("ult", self.first, last))):
-            want = f.or_(want, f.const("i8", Page.CACHED))
+            want = f.or_(want, Page.CACHED)
             f.store(f.icmp("eq", f.and_(f.and_(self.flags(self.first), self.flags(last)), want), want), out)
         return f.load("i1", out)
 
     def whole_sectors(self) -> V:
         """Whether consecutive lanes cover whole sectors, all of them in one page."""
         f = self.f
-        last = f.add(self.first, f.sub(self.span, f.const("i64", 1)))
-        page = f.icmp("ult", f.xor(self.first, last), f.const("i64", PAGE))
-        even = f.is_zero(f.and_(f.or_(self.first, self.span), f.const("i64", SECTOR - 1)))
+        last = f.add(self.first, f.sub(self.span, 1))
+        page = f.icmp("ult", f.xor(self.first, last), PAGE)
+        even = f.is_zero(f.and_(f.or_(self.first, self.span), SECTOR - 1))
         return f.and_(page, even)
 
 
@@ -460,9 +460,9 @@ def tgx_l2_open(f: Fn, frame: V, addr: V, mask: V, info: V, pc: V) -> V:
 
     If none is left and the access stores, the lock stays taken until tgx_l2_close.
     """
-    access = f.and_(f.bin("lshr", info, f.const("i32", 16)), f.const("i32", 0xFF))
-    lanes = Lanes(f, frame, addr, mask, f.resize(f.and_(info, f.const("i32", 0xFFFF)), "i64", False))
-    loads = f.icmp("eq", access, f.const("i32", Access.READ))
+    access = f.and_(f.bin("lshr", info, 16), 0xFF)
+    lanes = Lanes(f, frame, addr, mask, f.resize(f.and_(info, 0xFFFF), "i64", False))
+    loads = f.icmp("eq", access, Access.READ)
     want = f.select(loads, f.const("i8", Page.SLOW_READ), f.const("i8", Page.SLOW_WRITE))
     with f.if_(f.and_(loads, f.not_(lanes.tell))):
         _peek_lanes(f, lanes)
@@ -485,7 +485,7 @@ def _peek_lanes(f: Fn, lanes: Lanes) -> None:
     f.store(f.const("i1", 1), kept)
     with each_lane(f, lanes.mask) as lane:
         va = f.extract(lanes.addr, lane)
-        sector = f.bin("lshr", va, f.const("i64", SECTOR_SHIFT))
+        sector = f.bin("lshr", va, SECTOR_SHIFT)
         fresh = f.icmp("ne", sector, f.load("i64", last))
         sound = f.and_(lanes.aligned(va), f.icmp("ult", va, lanes.limit))
         with f.if_(f.not_(sound), False):
@@ -499,9 +499,9 @@ def _peek_lanes(f: Fn, lanes: Lanes) -> None:
 
 def _touch_row(f: Fn, lanes: Lanes, access: V) -> None:
     """Touch the sectors of consecutive lanes of cached memory."""
-    loads = f.icmp("eq", access, f.const("i32", Access.READ))
-    stores = f.icmp("eq", access, f.const("i32", Access.WRITE))
-    many = f.icmp("uge", lanes.span, f.const("i64", WHOLE_PAGE_SECTORS * SECTOR))
+    loads = f.icmp("eq", access, Access.READ)
+    stores = f.icmp("eq", access, Access.WRITE)
+    many = f.icmp("uge", lanes.span, WHOLE_PAGE_SECTORS * SECTOR)
     mixed = _flag(f, lanes.flags(lanes.first), Page.MIXED)
     short, slow, done = f.name_of("short"), f.name_of("slow"), f.name_of("done")
     f.condbr(lanes.whole_sectors(), short, slow)
@@ -530,11 +530,11 @@ def _stored_row(f: Fn, lanes: Lanes) -> None:
     with f.if_(f.not_(back)):
         _copy(f, at.memory(lanes.first), at.kept(lanes.first), lanes.span)
     mark = f.select(back, f.const("i8", Sector.KEPT | Sector.DIRTY), f.const("i8", Sector.KEPT))
-    with f.for_(f.bin("lshr", lanes.span, f.const("i64", SECTOR_SHIFT))) as i:
+    with f.for_(f.bin("lshr", lanes.span, SECTOR_SHIFT)) as i:
         state_at = f.gep(at.state_at, i)
         state = f.load("i8", state_at)
         with f.if_(f.not_(_flag(f, state, Sector.KEPT))):
-            f.store(f.const("i64", 0), f.gep(at.mask_at, f.mul(i, f.const("i64", 8))))
+            f.store(f.const("i64", 0), f.gep(at.mask_at, f.mul(i, 8)))
             _counted(f, at, f.const("i8", 1))
         f.store(f.or_(state, mark), state_at)
 
@@ -553,7 +553,7 @@ def _touch_lanes(f: Fn, lanes: Lanes, want: V, access: V, frame: V, pc: V) -> V:
         good = f.load("i1", allowed)
         with f.if_(f.not_(good), False):
             f.store(f.or_(f.load("i32", bad), f.bin("shl", f.const("i32", 1), lane)), bad)
-        sector = f.bin("lshr", va, f.const("i64", SECTOR_SHIFT))
+        sector = f.bin("lshr", va, SECTOR_SHIFT)
         again = f.and_(f.icmp("eq", sector, f.load("i64", last)), f.not_(lanes.tell))
         with f.if_(f.and_(good, f.not_(again))):
             f.store(sector, last)
@@ -567,10 +567,10 @@ def _touch_lanes(f: Fn, lanes: Lanes, want: V, access: V, frame: V, pc: V) -> V:
 
 def _together(f: Fn, launch: V, frame: V) -> V:
     """A number of this launch, this warp and the fences that it has passed; not 0."""
-    mixed = f.cast("trunc", f.bin("lshr", f.cast("ptrtoint", frame, "i64"), f.const("i64", 6)), "i32")
+    mixed = f.cast("trunc", f.bin("lshr", f.cast("ptrtoint", frame, "i64"), 6), "i32")
     for value in (f.load("i32", launch, Launch.TAG), f.load("i32", frame, Frame.FENCES)):
-        mixed = f.xor(f.mul(mixed, f.const("i32", HASH_FACTOR)), value)
-    odd = f.or_(f.bin("shl", mixed, f.const("i32", 1)), f.const("i32", 1))
+        mixed = f.xor(f.mul(mixed, HASH_FACTOR), value)
+    odd = f.or_(f.bin("shl", mixed, 1), 1)
     return f.resize(odd, "i64", False)
 
 
@@ -618,15 +618,15 @@ def _sectors(
     with f.loop() as (_, done):
         here = f.load("i64", at)
         f.leave(f.icmp("uge", here, end), done)
-        after = f.add(_start(f, here), f.const("i64", SECTOR))
+        after = f.add(_start(f, here), SECTOR)
         stop = f.intr("umin", after, end)
-        flags = f.load("i8", pages, f.bin("lshr", here, f.const("i64", PAGE_SHIFT)))
+        flags = f.load("i8", pages, f.bin("lshr", here, PAGE_SHIFT))
         f.store(stop, at)
         with f.if_(_flag(f, flags, Page.CACHED | Page.MIXED)):
             if page is None:
                 body(here, f.sub(stop, here))
             else:
-                last = f.add(f.or_(here, f.const("i64", PAGE - 1)), f.const("i64", 1))
+                last = f.add(f.or_(here, PAGE - 1), 1)
                 rest = f.intr("umin", last, end)
                 passed = page(here, f.sub(rest, here), flags)
                 with f.if_(passed):
@@ -674,8 +674,8 @@ def tgx_l2_begin(f: Fn, port: V, va: V, size: V) -> None:
 def tgx_l2_end(f: Fn, port: V, va: V, size: V) -> None:
     """The range has been stored to."""
     cache = f.load("ptr", port, Port.CACHE)
-    f.store(f.add(f.load("i64", cache, Cache.STORES), f.const("i64", 2)), cache, Cache.STORES)
-    whose = f.and_(f.load("i64", cache, Cache.STORES), f.const("i64", 0xFFFFFFFF))
+    f.store(f.add(f.load("i64", cache, Cache.STORES), 2), cache, Cache.STORES)
+    whose = f.and_(f.load("i64", cache, Cache.STORES), 0xFFFFFFFF)
     _sectors(f, port, va, size, lambda here, part: f.call_void("tgx_l2_stored", port, here, part, whose))
     f.call_void("tgx_l2_unlock", f.load("ptr", port, Port.CACHE))
 
@@ -717,11 +717,11 @@ def _sweep_page(f: Fn, port: V, at: Place, first: V, back: V, drop: V) -> None:
         f.store(f.const("i8", 0), at.count_at)
         _fill(f, at.state_at, 0, PAGE_SECTORS)
     with f.if_(dirty), f.for_(f.const("i64", PAGE_SECTORS)) as i:
-        here = f.add(first, f.mul(i, f.const("i64", SECTOR)))
+        here = f.add(first, f.mul(i, SECTOR))
         state_at = f.gep(at.state_at, i)
         with f.if_(f.and_(back, _flag(f, f.load("i8", state_at), Sector.DIRTY))):
             f.call_void("tgx_l2_write_back", port, here)
-        clean = f.icmp("eq", f.load("i8", state_at), f.const("i8", Sector.KEPT))
+        clean = f.icmp("eq", f.load("i8", state_at), Sector.KEPT)
         with f.if_(f.and_(drop, clean)):
             f.call_void("tgx_l2_forget", port, here)
 
@@ -732,11 +732,11 @@ def tgx_l2_sweep(f: Fn, port: V, va: V, size: V, what: V) -> None:
     back, drop = _flag(f, what, WRITE_BACK), _flag(f, what, DROP)
     cache = f.load("ptr", port, Port.CACHE)
     f.call_void("tgx_l2_lock", cache)
-    with f.for_(f.bin("lshr", size, f.const("i64", PAGE_SHIFT))) as page:
-        first = f.add(va, f.mul(page, f.const("i64", PAGE)))
+    with f.for_(f.bin("lshr", size, PAGE_SHIFT)) as page:
+        first = f.add(va, f.mul(page, PAGE))
         at = Place(f, port, first)
         with f.if_(f.and_(drop, at.cached)):
-            flags = f.and_(at.flags, f.const("i8", ~Page.READ & 0xFF))
+            flags = f.and_(at.flags, ~Page.READ & 0xFF)
             f.do(f"store atomic {flags}, {at.flag_at} release, align 1")
         kept = f.and_(at.cached, f.not_zero(f.load("i8", at.count_at)))
         with f.if_(kept):

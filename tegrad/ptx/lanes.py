@@ -44,8 +44,8 @@ def gather_any(f: Fn, host: V, active: V, el: str) -> V:
     """Gather of any width: narrow elements are cut out of aligned words, which x86 can gather."""
     if el in ("i32", "i64"):
         return gather(f, None, host, active, el)
-    words = gather(f, None, f.and_(host, f.like(host, -4)), active, "i32")
-    shift = f.cast("trunc", f.bin("shl", f.and_(host, f.like(host, 3)), f.like(host, 3)), "i32")
+    words = gather(f, None, f.and_(host, -4), active, "i32")
+    shift = f.cast("trunc", f.bin("shl", f.and_(host, 3), 3), "i32")
     return f.cast("trunc", f.bin("lshr", words, shift), el)
 
 
@@ -71,7 +71,7 @@ def each_lane(f: Fn, mask: V) -> Iterator[V]:
     with f.loop() as (_, end):
         m = f.load("i32", slot)
         f.leave(f.is_zero(m), end)
-        f.store(f.and_(m, f.sub(m, f.const("i32", 1))), slot)
+        f.store(f.and_(m, f.sub(m, 1)), slot)
         yield f.intr_flag("cttz", m, False)
 
 

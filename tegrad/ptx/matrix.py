@@ -136,10 +136,10 @@ def elements(f: Fn, reg: V, t: Ty) -> list[V]:
         return [f.bits(reg, "double")]
     if t.name == "tf32":
         # The low 13 bits of the mantissa are not used.
-        return [f.bits(f.and_(reg, f.like(reg, -0x2000)), "float")]
+        return [f.bits(f.and_(reg, -0x2000), "float")]
     out = []
     for i in range(32 // t.bits):
-        cut = f.resize(f.bin("lshr", reg, f.like(reg, i * t.bits)) if i else reg, t.iel, False)
+        cut = f.resize(f.bin("lshr", reg, i * t.bits) if i else reg, t.iel, False)
         if t.name == "bf16":
             out.append(bf16_to_f32(f, cut))
         elif t.name == "f16":
@@ -163,7 +163,7 @@ def packed(f: Fn, acc: list[V], t: Ty) -> list[V]:
     if t.name != "f16":
         return [f.bits(v, t.iel) for v in acc]
     halves = [f.resize(f.bits(f.cast("fptrunc", v, "half"), "i16"), "i32", False) for v in acc]
-    return [f.or_(halves[i], f.bin("shl", halves[i + 1], f.like(halves[i], 16))) for i in range(0, len(halves), 2)]
+    return [f.or_(halves[i], f.bin("shl", halves[i + 1], 16)) for i in range(0, len(halves), 2)]
 
 
 def mma(e: Operands, ins: Ins) -> None:

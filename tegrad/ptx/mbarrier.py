@@ -34,7 +34,7 @@ COUNTS = f"<{LANES} x i32>"
 
 def _field(f: Fn, word: V, at: int) -> V:
     """A count of an object."""
-    return f.and_(f.bin("lshr", word, f.const("i64", at)), f.const("i64", MOST_COUNT))
+    return f.and_(f.bin("lshr", word, at), MOST_COUNT)
 
 
 @helper("i64", "ptr object, i32 arrivals, i32 tx, i32 drops")
@@ -44,21 +44,21 @@ def tgx_mbarrier_update(f: Fn, at: V, arrivals: V, tx: V, drops: V) -> V:
     old = f.load("i64", at)
     pending = f.sub(f.and_(old, most), f.cast("sext", arrivals, "i64"))
     expected = f.sub(_field(f, old, EXPECTED), f.cast("sext", drops, "i64"))
-    signed = f.bin("ashr", f.bin("shl", old, f.const("i64", 43 - TX)), f.const("i64", 43))
+    signed = f.bin("ashr", f.bin("shl", old, 43 - TX), 43)
     bytes_ = f.add(signed, f.cast("sext", tx, "i64"))
-    good = f.not_zero(f.and_(old, f.const("i64", 1 << VALID)))
+    good = f.not_zero(f.and_(old, 1 << VALID))
     for count, limit in ((pending, MOST_COUNT), (expected, MOST_COUNT), (f.add(bytes_, most), 2 * MOST_COUNT)):
-        good = f.and_(good, f.icmp("ule", count, f.const("i64", limit)))
+        good = f.and_(good, f.icmp("ule", count, limit))
     fine, wrong = f.name_of("fine"), f.name_of("wrong")
     f.condbr(good, fine, wrong, True)
     f.label(wrong)
     f.ret(zero)
     f.label(fine)
     over = f.and_(f.is_zero(pending), f.is_zero(bytes_))
-    new = f.or_(f.select(over, expected, pending), f.bin("shl", expected, f.const("i64", EXPECTED)))
-    new = f.or_(new, f.bin("shl", f.and_(bytes_, f.const("i64", (1 << 21) - 1)), f.const("i64", TX)))
-    phase = f.xor(f.and_(old, f.const("i64", 1 << PHASE)), f.select(over, f.const("i64", 1 << PHASE), zero))
-    f.store(f.or_(f.or_(new, phase), f.const("i64", 1 << VALID)), at)
+    new = f.or_(f.select(over, expected, pending), f.bin("shl", expected, EXPECTED))
+    new = f.or_(new, f.bin("shl", f.and_(bytes_, (1 << 21) - 1), TX))
+    phase = f.xor(f.and_(old, 1 << PHASE), f.select(over, f.const("i64", 1 << PHASE), zero))
+    f.store(f.or_(f.or_(new, phase), 1 << VALID), at)
     return old
 
 
@@ -94,9 +94,9 @@ class Objects:
         """The offset of a lane's object in shared memory, and the object; faults where it cannot be one."""
         f = self.f
         offset = f.sub(f.extract(self.addr, lane), self.base)
-        odd = f.not_zero(f.and_(offset, f.const("i64", 7)))
+        odd = f.not_zero(f.and_(offset, 7))
         # Offsets are far below 2^63, so that one before shared memory is beyond it.
-        self.fault(f.or_(odd, f.icmp("uge", offset, f.and_(self.size, f.const("i64", -8)))), lane, self.info)
+        self.fault(f.or_(odd, f.icmp("uge", offset, f.and_(self.size, -8))), lane, self.info)
         return offset, f.op("ptr", 1, f"inttoptr {f.add(offset, self.shared)} to ptr", pure=False)
 
     def illegal(self, bad: V, lane: V) -> None:
@@ -127,9 +127,9 @@ def tgx_mbarrier_set(f: Fn, *given: V) -> None:
     with each_lane(f, o.mask) as lane:
         _, at = o.place(lane)
         count = f.resize(f.extract(counts, lane), "i64", False)
-        wrong = f.icmp("ugt", f.sub(count, f.const("i64", 1)), f.const("i64", MOST_COUNT - 1))
+        wrong = f.icmp("ugt", f.sub(count, 1), MOST_COUNT - 1)
         o.illegal(f.and_(wrong, valid), lane)
-        made = f.or_(f.or_(count, f.bin("shl", count, f.const("i64", EXPECTED))), f.const("i64", 1 << VALID))
+        made = f.or_(f.or_(count, f.bin("shl", count, EXPECTED)), 1 << VALID)
         f.store(f.select(valid, made, f.const("i64", 0)), at)
 
 
@@ -143,12 +143,12 @@ def tgx_mbarrier_test(f: Fn, *given: V) -> V:
     f.store(zero, done)
 
     def over(at: V, phase: V) -> V:
-        now = f.cast("trunc", f.bin("lshr", f.load("i64", at), f.const("i64", PHASE)), "i32")
-        return f.not_zero(f.and_(f.xor(now, phase), f.const("i32", 1)))
+        now = f.cast("trunc", f.bin("lshr", f.load("i64", at), PHASE), "i32")
+        return f.not_zero(f.and_(f.xor(now, phase), 1))
 
     with each_lane(f, o.mask) as lane:
         offset, at = o.place(lane)
-        o.illegal(f.is_zero(f.and_(f.load("i64", at), f.const("i64", 1 << VALID))), lane)
+        o.illegal(f.is_zero(f.and_(f.load("i64", at), 1 << VALID)), lane)
         phase = f.extract(phases, lane)
         with f.if_(f.not_(over(at, phase)), False):
             f.call_void("tgx_async_land", o.frame, f.cast("trunc", offset, "i32"))
@@ -194,7 +194,7 @@ def _wait(e: Asynchronous, ins: Ins) -> None:
     if mod(ins, "parity"):
         wanted = e.read(phase, U32)
     else:
-        wanted = f.cast("trunc", f.bin("lshr", v := e.read(phase, U64), f.like(v, PHASE)), "i32")
+        wanted = f.cast("trunc", f.bin("lshr", e.read(phase, U64), PHASE), "i32")
     where, base, info = place(e, object_, space_of(e, ins))
     lanes = e.lanes(ins)
     same = where.n == 1 and wanted.n == 1
@@ -226,7 +226,7 @@ def mbarrier(e: Asynchronous, ins: Ins) -> None:
         _wait(e, ins)
     elif op == "pending_count":
         state = e.read(ins.operands[1], U64)
-        e.write(ins.operands[0], f.cast("trunc", f.and_(state, f.like(state, MOST_COUNT)), "i32"), U32, ins)
+        e.write(ins.operands[0], f.cast("trunc", f.and_(state, MOST_COUNT), "i32"), U32, ins)
     elif op in ("expect_tx", "complete_tx"):
         tx = e.read(ins.operands[1], U32)
         _arrive(e, ins, ins.operands[0], zero, tx if op == "expect_tx" else f.sub(f.like(tx, 0), tx), zero)

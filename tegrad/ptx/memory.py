@@ -53,7 +53,7 @@ def address(e: Lowering, op: Operand, space: str) -> V:
         return f.resize(base, el, False) if base.ref.startswith("%") else f.const(el, int(base.ref))
     raw = e.get(op.base.number)
     v = f.resize(f.bits(raw, f"i{EL_BITS[raw.el]}"), el, False)
-    return f.add(v, f.like(v, op.offset)) if op.offset else v
+    return f.add(v, op.offset) if op.offset else v
 
 
 def width(ins: Ins) -> int:
@@ -96,7 +96,7 @@ def _load_param(e: Accesses, ins: Ins, t: Ty, n: int) -> list[V]:
     a = address(e, ins.operands[1], "param")
     if a.n != 1:
         raise NotImplementedError
-    return [f.load(t.iel, e.param_base, f.add(a, f.like(a, i * t.size)) if i else a, align=1) for i in range(n)]
+    return [f.load(t.iel, e.param_base, f.add(a, i * t.size) if i else a, align=1) for i in range(n)]
 
 
 def load_values(e: Accesses, ins: Ins, space: str, a: V, bits: int, n: int) -> list[V]:
@@ -189,7 +189,7 @@ def isspacep(e: Accesses, ins: Ins) -> None:
     for variable in e.globals:
         if variable.space == "const":
             start = e.address_of(Sym(variable.name))
-            held = f.icmp("ult", f.sub(v, start), f.const("i64", variable.size))
+            held = f.icmp("ult", f.sub(v, start), variable.size)
             inside["const"] = f.or_(inside["const"], held)
     space = ins.mods[0].split("__")[0]
     known = inside.get(space)

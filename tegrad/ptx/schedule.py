@@ -32,7 +32,7 @@ NAP_US = 200
 def tgx_stopped(f: Fn, launch: V) -> V:
     """Whether the launch has faulted or was aborted."""
     state = f.op("i32", 1, f"load atomic i32, {f.gep(launch, Launch.FAULT_STATE)} monotonic, align 4", pure=False)
-    abort = f.and_(_requests(f, launch), f.const("i32", Flag.ABORT))
+    abort = f.and_(_requests(f, launch), Flag.ABORT)
     return f.not_zero(f.or_(state, abort))
 
 
@@ -55,7 +55,7 @@ def tgx_hold(f: Fn, launch: V, mask: V) -> None:
     with f.loop() as (_, end):
         bits = _requests(f, launch)
         f.leave(f.is_zero(f.and_(bits, mask)), end)
-        f.leave(f.not_zero(f.and_(bits, f.const("i32", Flag.ABORT))), end)
+        f.leave(f.not_zero(f.and_(bits, Flag.ABORT)), end)
         f.call("usleep", "i32", 1, f.const("i32", NAP_US))
     _count(f, launch, 1)
 
@@ -83,7 +83,7 @@ def tgx_init_cta(f: Fn, launch: V, slot: V, cta: V, counts: V) -> None:
     frame_size = f.load("i64", launch, Launch.FRAME_SIZE)
     shared = f.gep(slot, f.load("i64", launch, Launch.FRAMES_END))
     local = f.gep(slot, f.load("i64", launch, Launch.SHARED_END))
-    local_size = f.mul(f.resize(f.load("i32", launch, Launch.LOCAL_SIZE), "i64", False), f.const("i64", LANES))
+    local_size = f.mul(f.resize(f.load("i32", launch, Launch.LOCAL_SIZE), "i64", False), LANES)
     with f.for_(warps) as w:
         frame = _mad64(f, f.gep(slot, Slot.FRAMES), w, frame_size)
         f.store(launch, frame, Frame.LAUNCH)
@@ -91,9 +91,9 @@ def tgx_init_cta(f: Fn, launch: V, slot: V, cta: V, counts: V) -> None:
         f.store(_mad64(f, local, w, local_size), frame, Frame.LOCAL)
         f.store(counts, frame, Frame.COUNTS)
         f.store(slot, frame, Frame.SLOT)
-        left = f.sub(threads, f.mul(w, f.const("i32", LANES)))
-        partial = f.sub(f.bin("shl", f.const("i32", 1), f.and_(left, f.const("i32", 31))), f.const("i32", 1))
-        live = f.select(f.icmp("uge", left, f.const("i32", LANES)), f.const("i32", ALL_LANES), partial)
+        left = f.sub(threads, f.mul(w, LANES))
+        partial = f.sub(f.bin("shl", f.const("i32", 1), f.and_(left, 31)), 1)
+        live = f.select(f.icmp("uge", left, LANES), f.const("i32", ALL_LANES), partial)
         f.store(live, frame, Frame.LIVE)
         f.store(live, frame, Frame.ALL)
         for off in (Frame.BLOCKED, Frame.FAULTED, Frame.STATE, Frame.ROTATE, Frame.MET, Frame.HELD, *COPIES):
@@ -121,9 +121,9 @@ def _settle(f: Fn, launch: V, slot: V, why: int, progress: V | None = None) -> N
 def _thread_ids(f: Fn, launch: V, frame: V, w: V) -> None:
     bx = f.load("i32", launch, Launch.BLOCK)
     by = f.load("i32", launch, Launch.BLOCK + 4)
-    linear = f.add(f.mul(w, f.const("i32", LANES)), f.iota("i32", LANES))
+    linear = f.add(f.mul(w, LANES), f.iota("i32", LANES))
     f.store(linear, frame, Frame.TID, 64)
-    flat = f.icmp("eq", f.mul(by, f.load("i32", launch, Launch.BLOCK + 8)), f.const("i32", 1))
+    flat = f.icmp("eq", f.mul(by, f.load("i32", launch, Launch.BLOCK + 8)), 1)
     zero = f.const("i32", 0, LANES)
     f.store(zero, frame, Frame.TID + 128, 64)
     f.store(zero, frame, Frame.TID + 256, 64)
@@ -147,9 +147,9 @@ def tgx_release(f: Fn, launch: V, slot: V) -> V:
     with f.loop() as (_, end):
         bits = f.load("i32", pending)
         f.leave(f.is_zero(bits), end)
-        f.store(f.and_(bits, f.sub(bits, f.const("i32", 1))), pending)
+        f.store(f.and_(bits, f.sub(bits, 1)), pending)
         k = f.intr_flag("cttz", bits, False)
-        at = f.gep(slot, f.resize(f.mul(k, f.const("i32", 4)), "i64", False))
+        at = f.gep(slot, f.resize(f.mul(k, 4), "i64", False))
         want = f.load("i32", at, Slot.EXPECTED)
         want = f.select(f.is_zero(want), f.load("i32", slot, Slot.LIVE_THREADS), want)
         with f.if_(f.icmp("uge", f.load("i32", at, Slot.ARRIVED), want)):
@@ -160,12 +160,12 @@ def tgx_release(f: Fn, launch: V, slot: V) -> V:
             f.store(f.and_(still, f.not_(f.bin("shl", f.const("i32", 1), k))), slot, Slot.PENDING)
             with f.for_(warps) as w:
                 frame = _mad64(f, f.gep(slot, Slot.FRAMES), w, frame_size)
-                mine = f.gep(frame, f.resize(f.mul(k, f.const("i32", 4)), "i64", False))
+                mine = f.gep(frame, f.resize(f.mul(k, 4), "i64", False))
                 lanes = f.load("i32", mine, Frame.BAR_MASK)
                 f.store(zero, mine, Frame.BAR_MASK)
                 f.store(f.and_(f.load("i32", frame, Frame.BLOCKED), f.not_(lanes)), frame, Frame.BLOCKED)
                 state = f.load("i32", frame, Frame.STATE)
-                wake = f.and_(f.icmp("eq", state, f.const("i32", WarpState.WAITING)), f.not_zero(lanes))
+                wake = f.and_(f.icmp("eq", state, WarpState.WAITING), f.not_zero(lanes))
                 f.store(f.select(wake, f.const("i32", WarpState.READY), state), frame, Frame.STATE)
     return f.load("i1", opened)
 
@@ -188,7 +188,7 @@ def _run_cta(module: Module) -> None:
             _settle(f, launch, slot, HOLD)
         with f.for_(warps) as w:
             frame = _mad64(f, f.gep(slot, Slot.FRAMES), w, frame_size)
-            with f.if_(f.icmp("eq", f.load("i32", frame, Frame.STATE), f.const("i32", WarpState.READY))):
+            with f.if_(f.icmp("eq", f.load("i32", frame, Frame.STATE), WarpState.READY)):
                 _run_warp(f, launch, slot, frame, warp_fn, progress)
         _give_way(f, launch)
         stop = f.call("tgx_stopped", "i1", 1, launch)
@@ -219,9 +219,9 @@ def _run_warp(f: Fn, launch: V, slot: V, frame: V, warp_fn: V, progress: V) -> N
     status = f.op("i32", 1, f"call i32 {warp_fn.ref}({frame})", pure=False)
     gone = f.sub(before, f.intr("ctpop", f.load("i32", frame, Frame.LIVE)))
     f.store(f.sub(f.load("i32", slot, Slot.LIVE_THREADS), gone), slot, Slot.LIVE_THREADS)
-    with f.if_(f.icmp("ne", status, f.const("i32", Status.YIELD))):
+    with f.if_(f.icmp("ne", status, Status.YIELD)):
         f.store(f.const("i1", 1), progress)
-        done = f.icmp("eq", status, f.const("i32", Status.EXIT))
+        done = f.icmp("eq", status, Status.EXIT)
         state = f.select(done, f.const("i32", WarpState.DONE), f.const("i32", WarpState.WAITING))
         f.store(state, frame, Frame.STATE)
         left = f.sub(f.load("i32", slot, Slot.LIVE_WARPS), f.resize(done, "i32", False))
@@ -277,7 +277,7 @@ def tgx_worker(f: Fn, launch: V, worker: V) -> None:
                 f.store(f.add(cur, one), current)
                 f.br(head)
         status = f.call("tgx_run_cta", "i32", 1, launch, slot)
-        f.leave(f.icmp("eq", status, f.const("i32", 2)), end)
+        f.leave(f.icmp("eq", status, 2), end)
         with f.if_(f.is_zero(status)):
             f.store(zero, slot, Slot.STATE)
             f.store(f.sub(f.load("i32", resident), one), resident)

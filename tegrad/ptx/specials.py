@@ -40,7 +40,7 @@ def _clock(e: Lowering) -> V:
 
 
 def _clock_hi(e: Lowering) -> V:
-    return e.f.resize(e.f.bin("lshr", _clock64(e), e.f.const("i64", 32)), "i32", False)
+    return e.f.resize(e.f.bin("lshr", _clock64(e), 32), "i32", False)
 
 
 @helper("i64", "")
@@ -48,7 +48,7 @@ def tgx_nanoseconds(f: Fn) -> V:
     """The host's monotonic clock."""
     at = f.alloca("[2 x i64]", 8)
     f.call("clock_gettime", "i32", 1, f.const("i32", time.CLOCK_MONOTONIC), at)
-    return f.add(f.mul(f.load("i64", at), f.const("i64", 1_000_000_000)), f.load("i64", at, 8))
+    return f.add(f.mul(f.load("i64", at), 1_000_000_000), f.load("i64", at, 8))
 
 
 def _nanoseconds(e: Lowering) -> V:
@@ -76,7 +76,7 @@ TABLE: dict[str, Source] = {
     "%clock64": _clock64,
     "%globaltimer": _nanoseconds,
     "%globaltimer_lo": lambda e: e.f.resize(_nanoseconds(e), "i32", False),
-    "%globaltimer_hi": lambda e: e.f.resize(e.f.bin("lshr", _nanoseconds(e), e.f.const("i64", 32)), "i32", False),
+    "%globaltimer_hi": lambda e: e.f.resize(e.f.bin("lshr", _nanoseconds(e), 32), "i32", False),
     "%dynamic_smem_size": _launch(Launch.DYNAMIC_SHARED),
     "%total_smem_size": _launch(Launch.SHARED_SIZE),
     "WARP_SZ": _constant(LANES),

@@ -93,21 +93,21 @@ def tgx_view(f: Fn, frame: V, view: V, addr: V, mask: V, low: V, size: V) -> Non
     stride = f.sub(f.extract(addr, 1), first)
     even = f.add(f.splat(first, LANES), f.mul(f.iota("i64", LANES), f.splat(stride, LANES)))
     equal = f.is_zero(f.mask_bits(f.icmp("ne", addr, even)))
-    regular = f.and_(equal, f.icmp("eq", mask, f.const("i32", ALL_LANES)))
+    regular = f.and_(equal, f.icmp("eq", mask, ALL_LANES))
     f.store(f.extract(host, 0), view, View.START)
-    f.store(f.select(regular, stride, f.like(stride, NO_STRIDE)), view, View.STRIDE)
+    f.store(f.select(regular, stride, NO_STRIDE), view, View.STRIDE)
     bottom, top, bits = (f.alloca("i64") for _ in range(3))
     end = f.extract(addr, LANES - 1)
     f.store(f.intr("umin", first, end), bottom)
     f.store(f.intr("umax", first, end), top)
     f.store(f.or_(first, stride), bits)
     with f.if_(f.not_(regular)):
-        f.store(check.reduce("umin", f.select(active, addr, f.like(addr, -1))), bottom)
-        f.store(check.reduce("umax", f.select(active, addr, f.like(addr, 0))), top)
-        f.store(check.reduce("or", f.select(active, addr, f.like(addr, 0))), bits)
+        f.store(check.reduce("umin", f.select(active, addr, -1)), bottom)
+        f.store(check.reduce("umax", f.select(active, addr, 0)), top)
+        f.store(check.reduce("or", f.select(active, addr, 0)), bits)
     f.store(f.cast("trunc", f.load("i64", bits), "i32"), view, View.BITS)
     lowest = f.add(f.load("i64", bottom), low)
-    highest = f.add(f.load("i64", top), f.add(low, f.sub(size, f.like(size, 1))))
+    highest = f.add(f.load("i64", top), f.add(low, f.sub(size, 1)))
     can = f.alloca("i32")
     f.store(f.select(check.inside(lowest, highest), f.const("i32", 3), f.const("i32", 0)), can)
     idle = f.is_zero(mask)
@@ -133,14 +133,14 @@ def emit_access(module: Module, name: str) -> None:
     f = moved.f
     frame, view, mask, off, pc = moved.where
     low_bits = f.or_(f.load("i32", view, View.BITS), f.cast("trunc", off, "i32"))
-    flag = f.and_(f.load("i32", view, View.CAN), f.const("i32", shape.flag))
-    good = f.and_(f.not_zero(flag), f.is_zero(f.and_(low_bits, f.const("i32", shape.step - 1))))
+    flag = f.and_(f.load("i32", view, View.CAN), shape.flag)
+    good = f.and_(f.not_zero(flag), f.is_zero(f.and_(low_bits, shape.step - 1)))
     good = f.and_(good, f.is_zero(f.load("i32", frame, Frame.FAULTED)))
     fast, slow, row, other = (f.name_of(h) for h in ("fast", "slow", "row", "other"))
     f.condbr(good, fast, slow, True)
     f.label(fast)
     stride = f.load("i64", view, View.STRIDE)
-    f.condbr(f.icmp("eq", stride, f.const("i64", shape.step)), row, other, True)
+    f.condbr(f.icmp("eq", stride, shape.step), row, other, True)
     f.label(row)
     p = f.pointer(f.add(f.load("i64", view, View.START), off))
     if store:
@@ -158,7 +158,7 @@ def emit_access(module: Module, name: str) -> None:
         moved.give(last_first(f, n, lambda i: f.splat(f.load(shape.el, p, i * bits // 8, once=True), LANES)))
         f.label(apart)
     hosts = f.add(f.load("i64", view, View.HOST, LANES, 64), f.splat(off, LANES))
-    each = [f.add(hosts, f.like(hosts, i * bits // 8)) for i in range(n)]
+    each = [f.add(hosts, i * bits // 8) for i in range(n)]
     active = f.mask_vec(mask)
     if store:
         for h, v in zip(each, moved.values(), strict=True):

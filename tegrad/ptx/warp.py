@@ -134,7 +134,7 @@ def _lanes(f: Fn, mode: str, b: V, c: V) -> tuple[V, V]:
     lane = f.iota("i32", LANES)
     b, c = (f.splat(x, LANES) for x in (b, c))
     low = f.like(b, 31)
-    b, clamp, segment = f.and_(b, low), f.and_(c, low), f.and_(f.bin("lshr", c, f.like(c, 8)), low)
+    b, clamp, segment = f.and_(b, low), f.and_(c, low), f.and_(f.bin("lshr", c, 8), low)
     outside = f.and_(f.not_(segment), low)
     most = f.or_(f.and_(lane, segment), f.and_(clamp, outside))
     j = {
@@ -151,7 +151,7 @@ def permute(f: Fn, a: V, index: V) -> V:
     """a[index[i]] for each lane, through a stack slot."""
     slot = f.alloca(f"<{LANES} x {a.el}>", 64)
     f.store(a, slot, 0, 64)
-    offsets = f.resize(f.mul(index, f.like(index, 4)), "i64", False)
+    offsets = f.resize(f.mul(index, 4), "i64", False)
     return gather(f, slot, offsets, f.const("i1", 1, LANES), a.el)
 
 
@@ -216,7 +216,7 @@ def reduce(f: Fn, op: str, t: Ty, a: V, lanes: V) -> V:
         empty = high if op == "min" else low
     else:
         empty = IDENTITY[op]
-    kept = f.select(f.mask_vec(lanes), a, f.like(a, empty))
+    kept = f.select(f.mask_vec(lanes), a, empty)
     return f.call(f"llvm.vector.reduce.{name}.v{LANES}{a.el}", a.el, 1, kept, pure=True)
 
 

@@ -105,11 +105,11 @@ def _strides(f: Fn, descriptor: V, transposed: bool) -> tuple[V, V, V]:
 
     Rows are those of the layout: along K-major matrices rows of A or columns of B, of the others steps of k.
     """
-    mode = f.resize(f.bin("lshr", descriptor, f.const("i64", 62)), "i32", False)
+    mode = f.resize(f.bin("lshr", descriptor, 62), "i32", False)
     mask = f.const("i32", 0)
     for value, bits in MASKS.items():
-        mask = f.select(f.icmp("eq", mode, f.const("i32", value)), f.const("i32", bits), mask)
-    row = f.mul(f.add(mask, f.const("i32", 1)), f.const("i32", 16))
+        mask = f.select(f.icmp("eq", mode, value), f.const("i32", bits), mask)
+    row = f.mul(f.add(mask, 1), 16)
     plain = f.is_zero(mode)
     step = f.const("i32", 16) if transposed else f.select(plain, _field(f, descriptor, 16), f.const("i32", 16))
     return row, step, mask
@@ -117,8 +117,8 @@ def _strides(f: Fn, descriptor: V, transposed: bool) -> tuple[V, V, V]:
 
 def _field(f: Fn, descriptor: V, at: int) -> V:
     """An address or distance of a descriptor: 14 bits, in units of 16."""
-    raw = f.resize(f.bin("lshr", descriptor, f.const("i64", at)) if at else descriptor, "i32", False)
-    return f.bin("shl", f.and_(raw, f.const("i32", 0x3FFF)), f.const("i32", 4))
+    raw = f.resize(f.bin("lshr", descriptor, at) if at else descriptor, "i32", False)
+    return f.bin("shl", f.and_(raw, 0x3FFF), 4)
 
 
 def _places(f: Fn, descriptor: V, octet: V, transposed: bool) -> V:
@@ -132,18 +132,18 @@ def _places(f: Fn, descriptor: V, octet: V, transposed: bool) -> V:
     one = f.const("i32", 1)
     if not transposed:
         first = f.add(start, f.mul(octet, stride))
-        inner = f.add(f.mul(f.bin("lshr", index, f.like(index, 1)), row), f.mul(f.and_(index, f.like(index, 1)), step))
+        inner = f.add(f.mul(f.bin("lshr", index, 1), row), f.mul(f.and_(index, 1), step))
     else:
         # Rows of a swizzled pattern are as wide as the swizzle; without one, the two distances change places.
         wide = f.add(mask, one)
         plain = f.is_zero(mask)
         across, down = f.select(plain, stride, lead), f.select(plain, lead, stride)
-        first = f.add(start, f.mul(f.and_(octet, mask), f.const("i32", 16)))
+        first = f.add(start, f.mul(f.and_(octet, mask), 16))
         first = f.add(first, f.mul(f.bin("udiv", octet, wide), across))
-        inner = f.add(f.mul(f.and_(index, f.like(index, 7)), row), f.mul(f.bin("lshr", index, f.like(index, 3)), down))
+        inner = f.add(f.mul(f.and_(index, 7), row), f.mul(f.bin("lshr", index, 3), down))
     at = f.add(first, inner)
-    turned = f.and_(f.bin("lshr", at, f.like(at, 7)), mask)
-    return f.xor(at, f.bin("shl", turned, f.like(at, 4)))
+    turned = f.and_(f.bin("lshr", at, 7), mask)
+    return f.xor(at, f.bin("shl", turned, 4))
 
 
 @family("tgx_wgmma_octet_")
@@ -160,10 +160,10 @@ def emit_octet(module: Module, name: str) -> None:
     places = _places(f, descriptor, octet, at == "t")
     size = f.load("i32", launch_of(f, frame), Launch.SHARED_SIZE)
     high = f.call("llvm.vector.reduce.umax.v16i32", "i32", 1, places, pure=True)
-    inside = f.and_(f.icmp("ult", high, size), f.icmp("ule", f.add(high, f.const("i32", 16)), size))
+    inside = f.and_(f.icmp("ult", high, size), f.icmp("ule", f.add(high, 16), size))
     _, _, mask = _strides(f, descriptor, False)
-    phase = f.and_(f.bin("lshr", _field(f, descriptor, 0), f.const("i32", 7)), mask)
-    offset = f.and_(f.bin("lshr", descriptor, f.const("i64", 49)), f.const("i64", 7))
+    phase = f.and_(f.bin("lshr", _field(f, descriptor, 0), 7), mask)
+    offset = f.and_(f.bin("lshr", descriptor, 49), 7)
     known = f.and_(f.is_zero(phase), f.is_zero(offset))
     for good, info in ((known, fault_info(0, Access.ILLEGAL, 0)), (inside, fault_info(Space.SHARED, Access.READ, 1))):
         with f.if_(f.not_(good), False):
@@ -217,7 +217,7 @@ def emit_dot(module: Module, name: str) -> None:
     rows, columns, sums, keep = f.args
     registers = 2 if kind == "f16" else 4
     old = [f.load("i32", sums, REGISTER_BYTES * i, LANES, 64) for i in range(registers)]
-    start = [f.select(keep, v, f.like(v, 0)) for v in accumulators(f, old, acc)]
+    start = [f.select(keep, v, 0) for v in accumulators(f, old, acc)]
     total = [f.like(v, 0) for v in start] if how == "sat" else start
     pick = [[2 * (lane % 4) + c for lane in range(LANES)] for c in range(2)]
     for k in range(int(depth)):
@@ -250,15 +250,15 @@ def emit_product(module: Module, name: str) -> None:
     else:
         _rows_of_memory(f, form, frame, f.load("i64", entry, A), rows, columns, pc)
     if form.el == "float":
-        sign = f.bin("shl", f.and_(flags, f.const("i32", NEGATE)), f.const("i32", 30))
+        sign = f.bin("shl", f.and_(flags, NEGATE), 30)
         for i in range(2 * form.k):
             f.store(f.xor(f.load("i32", rows, REGISTER_BYTES * i, LANES, 64), sign), rows, REGISTER_BYTES * i, 64)
-    keep = f.not_zero(f.and_(flags, f.const("i32", ADD)))
+    keep = f.not_zero(f.and_(flags, ADD))
     sums, b = f.load("ptr", entry, SUMS), f.load("i64", entry, B)
     with f.for_(f.load("i32", entry, OCTETS)) as octet:
         good = f.call(octet_name(form.b, form.b_at), "i1", 1, frame, b, octet, columns, pc)
         _or_leave(f, good)
-        at = f.mul(f.resize(octet, "i64", False), f.const("i64", form.block_registers * REGISTER_BYTES))
+        at = f.mul(f.resize(octet, "i64", False), form.block_registers * REGISTER_BYTES)
         f.call_void(form.dot, rows, columns, f.gep(sums, at), keep)
     f.ret()
     f.finish()
@@ -280,10 +280,10 @@ def _rows_of_registers(f: Fn, form: Form, entry: V, rows: V) -> None:
 
 
 def _rows_of_memory(f: Fn, form: Form, frame: V, a: V, rows: V, eight: V, pc: V) -> None:
-    warp = f.and_(f.load("i32", frame, Frame.WARP), f.const("i32", 3))
+    warp = f.and_(f.load("i32", frame, Frame.WARP), 3)
     spread = [lane // 4 for lane in range(LANES)]
     for h in range(2):
-        octet = f.add(f.mul(warp, f.const("i32", 2)), f.const("i32", h))
+        octet = f.add(f.mul(warp, 2), h)
         _or_leave(f, f.call(octet_name(form.a, form.a_at), "i1", 1, frame, a, octet, eight, pc))
         for k in range(form.k):
             one = f.load(form.el, eight, 32 * k, 8, 32)
@@ -295,9 +295,9 @@ def _rows_of_memory(f: Fn, form: Form, frame: V, a: V, rows: V, eight: V, pc: V)
 
 def _entry(f: Fn, queue: V, index: V) -> V:
     """The entry at an index that may have run past the end of the ring; the ring follows the states."""
-    wrapped = f.bin("urem", index, f.const("i32", MOST_QUEUED))
+    wrapped = f.bin("urem", index, MOST_QUEUED)
     first = f.gep(queue, STATES)
-    return f.gep(first, f.mul(f.resize(wrapped, "i64", False), f.const("i64", ENTRY_BYTES)))
+    return f.gep(first, f.mul(f.resize(wrapped, "i64", False), ENTRY_BYTES))
 
 
 @helper("void", "ptr frame, ptr queue")
@@ -309,10 +309,10 @@ def tgx_wgmma_land(f: Fn, frame: V, queue: V) -> None:
         f.do(f"call void {f.load('ptr', entry, CODE).ref}({frame}, {entry})")
     state, reads = f.load("ptr", entry, STATE), f.load("ptr", entry, READS)
     for words in (state, reads):
-        f.store(f.sub(f.load("i32", words), f.const("i32", 1)), words)
+        f.store(f.sub(f.load("i32", words), 1), words)
     f.store(f.const("i32", 1), state, 4)
-    f.store(f.bin("urem", f.add(head, f.const("i32", 1)), f.const("i32", MOST_QUEUED)), queue, HEAD)
-    f.store(f.sub(f.load("i32", queue, COUNT), f.const("i32", 1)), queue, COUNT)
+    f.store(f.bin("urem", f.add(head, 1), MOST_QUEUED), queue, HEAD)
+    f.store(f.sub(f.load("i32", queue, COUNT), 1), queue, COUNT)
 
 
 @helper("ptr", "ptr frame, ptr queue, ptr code, ptr sums, ptr state, ptr reads, i64 a, i64 b, i32 flags, i32 octets, "
@@ -323,13 +323,13 @@ def tgx_wgmma_push(f: Fn, *given: V) -> V:
     Returns where A's registers go. Less than a whole warp, or than a whole warpgroup, is a fault.
     """
     frame, queue, code, sums, state, reads, a, b, flags, octets, pc, lanes = given
-    last = f.or_(f.load("i32", frame, Frame.WARP), f.const("i32", 3))
+    last = f.or_(f.load("i32", frame, Frame.WARP), 3)
     whole = f.icmp("ult", last, f.load("i32", launch_of(f, frame), Launch.WARPS))
-    together = f.and_(whole, f.icmp("eq", lanes, f.const("i32", ALL_LANES)))
+    together = f.and_(whole, f.icmp("eq", lanes, ALL_LANES))
     with f.if_(f.not_(together), False):
         info = f.const("i32", fault_info(0, Access.ILLEGAL, 0))
         f.call_void("tgx_fault", frame, f.const("i64", 0), f.const("i32", 0), info, pc)
-    with f.if_(f.icmp("eq", f.load("i32", queue, COUNT), f.const("i32", MOST_QUEUED))):
+    with f.if_(f.icmp("eq", f.load("i32", queue, COUNT), MOST_QUEUED)):
         f.call_void("tgx_wgmma_land", frame, queue)
     count = f.load("i32", queue, COUNT)
     entry = _entry(f, queue, f.add(f.load("i32", queue, HEAD), count))
@@ -338,9 +338,9 @@ def tgx_wgmma_push(f: Fn, *given: V) -> V:
         (f.load("i32", queue, GROUP), OF_GROUP), (pc, PC),
     ):  # fmt: skip
         f.store(value, entry, at)
-    f.store(f.add(count, f.const("i32", 1)), queue, COUNT)
+    f.store(f.add(count, 1), queue, COUNT)
     for words in (state, reads):
-        f.store(f.add(f.load("i32", words), f.const("i32", 1)), words)
+        f.store(f.add(f.load("i32", words), 1), words)
     return f.gep(entry, REGISTERS)
 
 
@@ -360,9 +360,9 @@ def tgx_wgmma_soon(f: Fn, frame: V, queue: V) -> None:
     """With a seed, run all products in half of the cases."""
     seen = x = f.load("i32", queue, RANDOM)
     for op, by in (("shl", 13), ("lshr", 17), ("shl", 5)):
-        x = f.xor(x, f.bin(op, x, f.const("i32", by)))
+        x = f.xor(x, f.bin(op, x, by))
     f.store(x, queue, RANDOM)
-    hit = f.icmp("slt", f.mul(x, f.const("i32", HASH_FACTOR)), f.const("i32", 0))
+    hit = f.icmp("slt", f.mul(x, HASH_FACTOR), f.const("i32", 0))
     with f.if_(f.and_(hit, f.not_zero(seen))):
         f.call_void("tgx_wgmma_wait", frame, queue, f.const("i32", -1))
 
@@ -494,10 +494,8 @@ def begin(e: Products, ins: Ins) -> None:
     for at in (HEAD, COUNT, GROUP, SPOILT):
         e.f.store(zero, e.frame, room.queue + at)
     seed, warp = e.f.load("i32", e.launch, Launch.SEED), e.f.load("i32", e.frame, Frame.WARP)
-    own = e.f.add(e.f.mul(e.f.load("i32", e.frame, Frame.CTA), e.f.const("i32", 64)), warp)
-    mixed = e.f.or_(
-        e.f.xor(e.f.mul(seed, e.f.const("i32", HASH_FACTOR)), e.f.mul(own, e.f.const("i32", 2))), e.f.like(seed, 1)
-    )
+    own = e.f.add(e.f.mul(e.f.load("i32", e.frame, Frame.CTA), 64), warp)
+    mixed = e.f.or_(e.f.xor(e.f.mul(seed, HASH_FACTOR), e.f.mul(own, 2)), 1)
     drawn = e.f.select(e.f.is_zero(seed), zero, mixed)
     e.f.store(drawn, e.frame, room.queue + RANDOM)
     for i in range(len(room.lists + room.fragments)):
@@ -515,7 +513,7 @@ def wgmma(e: Products, ins: Ins) -> None:
     if mod(ins, "fence"):
         return
     if mod(ins, "commit_group"):
-        f.store(f.add(f.load("i32", queue, GROUP), f.const("i32", 1)), queue, GROUP)
+        f.store(f.add(f.load("i32", queue, GROUP), 1), queue, GROUP)
     elif mod(ins, "wait_group"):
         count = ins.operands[1]
         if not isinstance(count, Imm):
@@ -622,7 +620,7 @@ def _flags(e: Products, ins: Ins, rest: tuple[Operand, ...]) -> V:
     for o in rest[1:3]:
         sign *= _immediate(o, (-1, 1))
     flags = f.select(keep, f.const("i32", ADD), f.const("i32", 0))
-    return f.or_(flags, f.const("i32", NEGATE if sign < 0 else 0))
+    return f.or_(flags, NEGATE if sign < 0 else 0)
 
 
 def _descriptor(e: Products, op: Operand) -> V:
