@@ -61,6 +61,11 @@ class Transfer:
             self.f.store(v, self.rest[0], i * self.bytes, 4)
         self.f.ret()
 
+    def give_row(self, row: V) -> None:
+        """Return the loaded values, which lie side by side for each lane."""
+        n = self.shape.n
+        self.give([self.f.shuffle(row, None, range(k, LANES * n, n)) if n > 1 else row for k in range(n)])
+
     def pass_on(self, name: str, *where: V) -> None:
         """Let another one do it."""
         f = self.f
@@ -154,12 +159,8 @@ class Helper(Transfer):
         last = f.add(f.add(start, f.mul(f.resize(top, low.el, False), s.step)), s.step - 1)
         good = self.check.range(low, last)
         f.leave(f.not_(good), slow)
-        if low.el == "i32":
-            # Lanes below the first active one may lie before offset 0: sign-extend.
-            host = f.add(f.cast("sext", start, "i64"), self.check.base)
-        else:
-            host = f.add(start, self.check.base)
-        p = f.pointer(host)
+        # Lanes below the first active one may lie before offset 0: sign-extend.
+        p = f.pointer(f.add(f.cast("sext", start, "i64"), self.check.base))
         full, part = f.name_of("full"), f.name_of("part")
         f.condbr(f.icmp("eq", self.mask, -1), full, part)
         n = LANES * s.n
@@ -179,12 +180,7 @@ class Helper(Transfer):
                     if active is None
                     else masked_load(f, s.el, n, p, active, s.bits // 8)
                 )
-                self.give(
-                    [
-                        f.shuffle(load, None, [i * s.n + k for i in range(LANES)]) if s.n > 1 else load
-                        for k in range(s.n)
-                    ]
-                )
+                self.give_row(load)
 
     def first_active(self) -> tuple[V, V]:
         """The first active lane and its address; lane 0, the usual one, needs no detour through the stack."""

@@ -147,8 +147,7 @@ def emit_access(module: Module, name: str) -> None:
         f.store(interleave(f, moved.values()), p, 0, bits // 8)
         f.ret()
     else:
-        wide = f.load(shape.el, p, 0, LANES * n, bits // 8, once=True)
-        moved.give([f.shuffle(wide, None, range(k, LANES * n, n)) if n > 1 else wide for k in range(n)])
+        moved.give_row(f.load(shape.el, p, 0, LANES * n, bits // 8, once=True))
     f.label(other)
     if not store:
         one, apart = f.name_of("one"), f.name_of("apart")
