@@ -31,7 +31,8 @@ from tegrad.llm.sampler import NO_TOKEN, Logprobs, Mask, Sampler
 from tegrad.llm.sampling import Sampling, Settings, ending
 from tegrad.llm.state import States
 from tegrad.nv import roles
-from tegrad.nv.gpu import Gpu, opened
+from tegrad.nv.compat import is_nv
+from tegrad.nv.gpu import opened
 from tegrad.nv.replay import AHEAD, DEFAULT, Dependency, Launch, up_to
 
 OLDEST_SM: Final = 80
@@ -53,15 +54,11 @@ row (`best`, `best_row`)."""
 Planner = Callable[[PackedModel, States, KvCache], Plan]
 
 
-def suits(device: Gpu) -> bool:
-    """Whether our kernels run on an opened device."""
-    arch = str(getattr(device, "arch", ""))
-    return device.device.split(":")[0] == "NV" and arch.startswith("sm_") and capability(arch) >= OLDEST_SM
-
-
 def suits_named(name: str | None = None) -> bool:
     """Whether our kernels run on a device, the one that DEV names unless said; opens it."""
-    return suits(opened(name))
+    device = opened(name)
+    arch = str(getattr(device, "arch", ""))
+    return is_nv(device.device) and arch.startswith("sm_") and capability(arch) >= OLDEST_SM
 
 
 class Engine(Closing):

@@ -149,10 +149,6 @@ class Loader:
             rows.append(tuple(self.config.size(part) for at in chosen for part in specs[at].parts))
         return Joined(tuple(matrices), tuple(rows))
 
-    def tensor(self, array: np.ndarray[Any, Any]) -> Tensor:
-        """An array of ours on the device."""
-        return Tensor(array, device=self.device).realize()
-
     def _bias(self, spec: Spec, layer: int | None, size: int) -> np.ndarray[Any, Any] | int:
         """The bias vector, or its size where the file has none."""
         info = self.config.vector(self.file, tensor_name(spec, layer, "bias"), size) if spec.bias != "none" else None
@@ -164,7 +160,7 @@ class Loader:
     def _join(self, biases: list[np.ndarray[Any, Any] | int]) -> Tensor:
         """Biases below one another, zeros where one is missing."""
         parts = [np.zeros(bias, np.float32) if isinstance(bias, int) else bias for bias in biases]
-        return self.tensor(np.concatenate(parts))
+        return Tensor(np.concatenate(parts), device=self.device).realize()
 
     def _read(self, infos: list[TensorInfo], dtype: Any) -> Tensor:
         """The rows of tensors of one type, below one another, in one new buffer."""
