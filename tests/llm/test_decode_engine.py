@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from tiny_llama import TYPE, Shape, write
 
 from tegrad.llm import engine as module
-from tegrad.llm.engine import Engine, suits
+from tegrad.llm.engine import Engine, suits_named
 from tegrad.llm.errors import ContextError, ModelError, OutOfMemory, UnsupportedModelError
 from tegrad.llm.generate import Reply
 from tegrad.llm.gguf import Gguf
@@ -82,7 +83,7 @@ def test_a_prompt_in_chunks_is_the_prompt_token_by_token(engine: Engine) -> None
 def test_a_prompt_in_chunks_computes_no_logits_but_those_of_its_last_token(engine: Engine) -> None:
     engine.feed([(7 * at) % 300 for at in range(30)])
     assert engine._prefill is not None
-    assert (0, False) not in engine._prefill._recordings  # 0: the logits of a chunk's last token
+    assert (0, False, False) not in engine._prefill._recordings  # 0: the logits of a chunk's last token
 
 
 def test_all_logits_of_a_text_are_the_references_and_it_goes_on(engine: Engine, path: Path) -> None:
@@ -188,13 +189,11 @@ def test_an_engine_leaves_nothing_on_the_device(path: Path, shared: Engine) -> N
         ("CUDA", "sm_90", False),
     ],
 )
-def test_our_kernels_run_on_nv_from_ampere_on(device: str, arch: str | None, fits: bool) -> None:
-    class Opened:
-        pass
-
-    opened = Opened()
-    opened.device, opened.arch = device, arch  # type: ignore[attr-defined]
-    assert suits(opened) == fits
+def test_our_kernels_run_on_nv_from_ampere_on(
+    monkeypatch: pytest.MonkeyPatch, device: str, arch: str | None, fits: bool
+) -> None:
+    monkeypatch.setattr("tegrad.llm.engine.opened", lambda name: SimpleNamespace(device=name, arch=arch))
+    assert suits_named(device) == fits
 
 
 def test_an_engine_whose_device_was_closed_says_so_and_closes(path: Path, shared: Engine) -> None:
