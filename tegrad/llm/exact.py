@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-from gguf.constants import GGMLQuantizationType
-from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from tegrad.llm.arch import Config, tensor_name
@@ -28,6 +26,7 @@ from tegrad.llm.gguf import Gguf
 from tegrad.llm.interpreter import round_scale
 from tegrad.llm.network import Add, Attend, Gate, Op, Project, Spec
 from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS, attended, capped
+from tegrad.llm.reference import expanded
 from tegrad.llm.rope import Rope
 from tegrad.llm.schedule import UNIT, deal, units_together
 
@@ -85,11 +84,7 @@ class Weights:
 
     def rows(self, name: str, first: int, count: int) -> Floats:
         """Some rows of a matrix, or of a vector its one row."""
-        info = self.tensors[name]
-        size = info.nbytes // info.rows
-        data = np.frombuffer(self.file.read(info.offset + first * size, count * size), np.uint8).reshape(count, size)
-        values: Floats = dequantize(data, GGMLQuantizationType[info.type.name]).astype(np.float32).astype(np.float64)
-        return values
+        return expanded(self.file, self.tensors[name], first, count).astype(np.float64)
 
     def vector(self, name: str) -> Floats:
         """A vector."""

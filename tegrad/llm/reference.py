@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
+from numpy.typing import NDArray
 
 from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.gguf import Gguf, TensorInfo
@@ -50,7 +51,7 @@ class Reference:
             self.config = Config.read(file)
             self.network = self.config.network
             self.divisors = self.config.rope_divisors(file).of(self.config.positions(context))
-            self.weights = {info.name: _expand(file, info) for info in self.config.tensors(file)}
+            self.weights = {info.name: expanded(file, info).reshape(info.shape) for info in self.config.tensors(file)}
 
     def logits(self, tokens: Sequence[int], past: Past | None = None) -> Floats:
         """Logits (len(tokens), vocab) after each token; with `past`, of tokens that follow those already fed to it."""
@@ -125,8 +126,9 @@ class Reference:
         return activate(up) if op.gate is None else activate(self._linear(x, op.gate, layer)) * up
 
 
-def _expand(file: Gguf, info: TensorInfo) -> Floats:
-    """A tensor as float32 in its own shape."""
-    data = np.frombuffer(file.read(info.offset, info.nbytes), np.uint8).reshape(info.rows, -1)
-    values: Floats = dequantize(data, GGMLQuantizationType[info.type.name]).astype(np.float32)
-    return values.reshape(info.shape)
+def expanded(file: Gguf, info: TensorInfo, first: int = 0, count: int | None = None) -> NDArray[np.float32]:
+    """Rows (count, columns) of a tensor in float32, all of them unless said; a vector has one row."""
+    count, size = info.rows if count is None else count, info.nbytes // info.rows
+    data = np.frombuffer(file.read(info.offset + first * size, count * size), np.uint8).reshape(count, size)
+    values: NDArray[np.float32] = dequantize(data, GGMLQuantizationType[info.type.name]).astype(np.float32)
+    return values
