@@ -289,9 +289,6 @@ class Batch(Closing):
     def close(self) -> None:
         """Wait for what is in flight and free everything. Closing twice is harmless."""
         self._closed = True
-        for recording in (*self._recordings.values(), *([self._admit] if self._admit else [])):
-            recording.close()
-        self._recordings.clear()
         self._flights.clear()
         self._workspace.close()
 
@@ -367,6 +364,7 @@ class Batch(Closing):
             program = self._rows.programs("admit", buffers=2, values=1)
             launch = Launch(program, (self.states.states, self.states.staged), (1, 1, 1), (16, 1, 1), (0,))
             self._admit = self.device.record([launch], depth=self.slots, numbers=[[Number(0, value=0)]])
+            self._workspace.callback(self._admit.close)
         return self._admit.run(numbers=(slot,))
 
     def _quiet_slot(self) -> int:
@@ -394,7 +392,8 @@ class Batch(Closing):
             # Those that sample do not wait by themselves.
             early = up_to(self._early, len(launches) - len(end))
             form = early if self._rows.overlaps(width) else self._dependency
-            self._recordings[width, end] = self.device.record(launches, form, depth=STEPS_IN_FLIGHT)
+            made = self._recordings[width, end] = self.device.record(launches, form, depth=STEPS_IN_FLIGHT)
+            self._workspace.callback(made.close)
         return self._recordings[width, end]
 
     # ---- launches

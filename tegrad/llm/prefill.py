@@ -167,11 +167,7 @@ class Prefill(Closing):
 
     def close(self) -> None:
         """Free everything but the model and the cache. Closing twice is harmless."""
-        self._closed = True
-        for recording in (*self._recordings.values(), *([self._tell] if self._tell else [])):
-            recording.close()
-        self._recordings.clear()
-        self._last = self._tell = None
+        self._closed, self._last = True, None
         self._workspace.close()
 
     def _check(self, tokens: Sequence[int], position: int = 0, slot: int = 0) -> None:
@@ -210,6 +206,7 @@ class Prefill(Closing):
             program = self.rows.programs("chunk", buffers=1, values=5)
             launch = Launch(program, (self._chunk,), values=(0,) * 5)
             self._tell = self.device.record([launch], depth=CHUNKS_AHEAD - 1, numbers=numbers)
+            self._workspace.callback(self._tell.close)
         return self._tell
 
     def _recording(self, size: int, scores: Buffer | None = None, *, whole: bool = False) -> Recording:
@@ -224,7 +221,8 @@ class Prefill(Closing):
                 launches += self.rows.logits(scores, size, self._chunk)
             if whole:
                 launches.append(self.rows.norm(self.config.layers, self.rows.network.logits, size, self._chunk))
-            self._recordings[key] = self.device.record(launches, self._dependency)
+            made = self._recordings[key] = self.device.record(launches, self._dependency)
+            self._workspace.callback(made.close)
         return self._recordings[key]
 
     def _embed(self, size: int) -> Launch:
