@@ -320,8 +320,7 @@ def emit_uniform(module: Module, space: str, bits: int, n: int) -> None:
     good = check.range(addr, f.add(addr, shape.step - 1))
     work, fault, empty = f.name_of("work"), f.name_of("fault"), f.name_of("empty")
     if space == "global":
-        passed = f.alloca("i1")
-        f.store(good, passed)
+        passed = f.variable(good)
         cached = f.not_zero(f.load("i64", launch_of(f, frame), Launch.L2))
         asked = f.and_(f.and_(cached, f.not_(good)), f.is_zero(idle))
         with f.if_(asked, False):

@@ -46,8 +46,7 @@ class AtomicHelper(Helper):
     def by_lane(self, host: V, good: V) -> None:
         f, t = self.f, self.t
         self.fault_unless(self.open(good))
-        out = f.alloca(f"<32 x {t.iel}>", 64)
-        f.store(f.const(t.iel, 0, LANES), out)
+        out = f.variable(f.const(t.iel, 0, LANES), 64)
         with each_lane(f, self.mask) as lane:
             p = f.pointer(f.extract(host, lane))
             self.subnormal = f.extract(self.in_shared, lane) if self.in_shared is not None else None

@@ -54,8 +54,7 @@ def tgx_bulk_pages(f: Fn, launch: V, addr: V, size: V, flag: V) -> V:
         f.ret(f.intr("umax", addr, limit))
     with f.if_(f.is_zero(pages)):
         f.ret(f.const("i64", -1))
-    at = f.alloca("i64")
-    f.store(addr, at)
+    at = f.variable(addr)
     with f.loop() as (_, done):
         here = f.load("i64", at)
         f.leave(f.icmp("uge", here, end), done)
@@ -194,9 +193,8 @@ def tgx_async_land(f: Fn, frame: V, object_: V) -> None:
 
     The oldest of its bulk copies; with a seed none in half of the cases, or the newest, and now and then another one's.
     """
-    area, found = _area(f, frame), f.alloca("i32")
-    none = f.const("i32", -1)
-    f.store(none, found)
+    area, none = _area(f, frame), f.const("i32", -1)
+    found = f.variable(none)
     with f.if_(_draw(f, area, 1), False):
         f.ret()
     newest, count = _draw(f, area, 1), f.load("i32", area, COUNT)

@@ -117,8 +117,7 @@ class Checker:
     def paged(self, good: V, flags: Callable[[], V]) -> V:
         """`good` and, where there is a page table, the flags (read only if good)."""
         f = self.f
-        slot = f.alloca(good.ty)
-        f.store(good, slot)
+        slot = f.variable(good)
         any_good = good if good.n == 1 else f.not_zero(f.mask_bits(good))
         need = f.and_(any_good, f.not_zero(self.pages))
         with f.if_(need):
@@ -149,8 +148,7 @@ class Checker:
         number = f.bin("lshr", addr, PAGE_SHIFT)
         low = self.reduce("umin", f.select(good, number, -1))
         high = self.reduce("umax", f.select(good, number, 0))
-        out = f.alloca("<32 x i1>")
-        f.store(good, out)
+        out = f.variable(good)
         near = f.alloca("i1")
         f.store(f.icmp("ule", f.sub(high, low), NEAR_PAGES), near)
         with f.if_(f.load("i1", near)):

@@ -112,6 +112,12 @@ class Fn:
         self.entry.append(f"  {ref} = alloca {ty}" + (f", align {align}" if align else ""))
         return V("ptr", 1, ref)
 
+    def variable(self, v: V, align: int = 0) -> V:
+        """A stack slot with a first value."""
+        slot = self.alloca(v.ty, align)
+        self.store(v, slot)
+        return slot
+
     def finish(self) -> None:
         """Close the function and add it to the module."""
         params = ", ".join(f"{t} %{n}" for t, n in self.params)
@@ -377,8 +383,7 @@ class Fn:
     @contextmanager
     def for_(self, count: V) -> Iterator[V]:
         """A loop over range(count); yields the index. Its counter is a stack slot: optimise the function."""
-        slot = self.alloca(count.el)
-        self.store(self.like(count, 0), slot)
+        slot = self.variable(self.like(count, 0))
         with self.loop() as (_, end):
             i = self.load(count.el, slot)
             self.leave(self.icmp("uge", i, count), end)

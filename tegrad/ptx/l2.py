@@ -214,8 +214,7 @@ def tgx_l2_unlock(f: Fn, cache: V) -> None:
 def tgx_l2_touch(f: Fn, port: V, va: V, size: V, access: V) -> V:
     """An access within a sector is about to happen; whether it is stale."""
     at = Place(f, port, va)
-    stale = f.alloca("i1")
-    f.store(f.const("i1", 0), stale)
+    stale = f.variable(f.const("i1", 0))
     state = f.load("i8", at.state_at)
     cached = at.cached
     kept = _flag(f, state, Sector.KEPT)
@@ -438,8 +437,7 @@ class Lanes:
         """Whether consecutive lanes, which reach into two pages at most, are allowed what `want` says, and cached."""
         f = self.f
         last = f.add(self.first, f.sub(self.span, 1))
-        out = f.alloca("i1")
-        f.store(f.const("i1", 0), out)
+        out = f.variable(f.const("i1", 0))
         with f.if_(f.and_(f.icmp("ult", last, self.limit), f.icmp("ult", self.first, last))):
             want = f.or_(want, Page.CACHED)
             f.store(f.icmp("eq", f.and_(f.and_(self.flags(self.first), self.flags(last)), want), want), out)
@@ -480,9 +478,7 @@ def tgx_l2_open(f: Fn, frame: V, addr: V, mask: V, info: V, pc: V) -> V:
 
 def _peek_lanes(f: Fn, lanes: Lanes) -> None:
     """Return at once if all lanes' sectors are kept: what goes meanwhile was loaded before it went."""
-    last, kept = f.alloca("i64"), f.alloca("i1")
-    f.store(f.const("i64", -1), last)
-    f.store(f.const("i1", 1), kept)
+    last, kept = f.variable(f.const("i64", -1)), f.variable(f.const("i1", 1))
     with each_lane(f, lanes.mask) as lane:
         va = f.extract(lanes.addr, lane)
         sector = f.bin("lshr", va, SECTOR_SHIFT)
@@ -541,9 +537,7 @@ def _stored_row(f: Fn, lanes: Lanes) -> None:
 
 def _touch_lanes(f: Fn, lanes: Lanes, want: V, access: V, frame: V, pc: V) -> V:
     """Touch each lane's sector; the lanes that may not do what they want."""
-    bad, last = f.alloca("i32"), f.alloca("i64")
-    f.store(f.const("i32", 0), bad)
-    f.store(f.const("i64", -1), last)
+    bad, last = f.variable(f.const("i32", 0)), f.variable(f.const("i64", -1))
     allowed = f.alloca("i1")
     with each_lane(f, lanes.mask) as lane:
         va = f.extract(lanes.addr, lane)
@@ -579,8 +573,7 @@ def tgx_l2_close(f: Fn, frame: V, addr: V, mask: V, size: V) -> None:
     """The lanes of an open store or atomic have stored."""
     lanes = Lanes(f, frame, addr, mask, f.resize(size, "i64", False))
     whose = _together(f, lanes.launch, frame)
-    row = f.alloca("i1")
-    f.store(f.const("i1", 0), row)
+    row = f.variable(f.const("i1", 0))
     with f.if_(lanes.in_a_row()):
         f.store(lanes.row_allows(f.const("i8", 0)), row)
     in_a_row = f.load("i1", row)
@@ -590,8 +583,7 @@ def tgx_l2_close(f: Fn, frame: V, addr: V, mask: V, size: V) -> None:
     with f.if_(f.and_(in_a_row, f.not_(whole))):
         _sectors(f, lanes.port, lanes.first, lanes.span,
                  lambda here, part: f.call_void("tgx_l2_stored", lanes.port, here, part, whose))  # fmt: skip
-    last = f.alloca("i64")
-    f.store(f.const("i64", -1), last)
+    last = f.variable(f.const("i64", -1))
     with f.if_(f.not_(in_a_row)), each_lane(f, mask) as lane:
         va = f.extract(addr, lane)
         again = f.icmp("eq", va, f.load("i64", last))

@@ -66,8 +66,7 @@ def scatter_any(f: Fn, host: V, active: V, value: V) -> None:
 @contextmanager
 def each_lane(f: Fn, mask: V) -> Iterator[V]:
     """A loop over the set bits of an i32 mask; the body runs with the lane's index."""
-    slot = f.alloca("i32")
-    f.store(mask, slot)
+    slot = f.variable(mask)
     with f.loop() as (_, end):
         m = f.load("i32", slot)
         f.leave(f.is_zero(m), end)

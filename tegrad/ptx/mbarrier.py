@@ -139,8 +139,7 @@ def tgx_mbarrier_test(f: Fn, *given: V) -> V:
     *first, phases = given
     o = Objects(f, first, f.const("i32", 0))
     zero = f.const("i32", 0)
-    done = f.alloca("i32")
-    f.store(zero, done)
+    done = f.variable(zero)
 
     def over(at: V, phase: V) -> V:
         now = f.cast("trunc", f.bin("lshr", f.load("i64", at), PHASE), "i32")

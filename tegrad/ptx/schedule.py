@@ -138,8 +138,7 @@ def _thread_ids(f: Fn, launch: V, frame: V, w: V) -> None:
 def tgx_release(f: Fn, launch: V, slot: V) -> V:
     """Open every barrier that has all its threads; returns whether one opened."""
     zero = f.const("i32", 0)
-    opened = f.alloca("i1")
-    f.store(f.const("i1", 0), opened)
+    opened = f.variable(f.const("i1", 0))
     pending = f.alloca("i32")
     f.store(f.load("i32", slot, Slot.PENDING), pending)
     warps = f.load("i32", launch, Launch.WARPS)
@@ -238,9 +237,7 @@ def tgx_worker(f: Fn, launch: V, worker: V) -> None:
     slots, stride = f.load("ptr", worker, Worker.SLOTS), f.load("i64", worker, Worker.STRIDE)
     count, counts = f.load("i32", worker, Worker.COUNT), f.load("ptr", worker, Worker.COUNTS)
     total = f.load("i64", launch, Launch.TOTAL_CTAS)
-    resident, current, high, dry = (f.alloca("i32") for _ in range(4))
-    for slot_var in (resident, current, high, dry):
-        f.store(zero, slot_var)
+    resident, current, high, dry = (f.variable(zero) for _ in range(4))
     _count(f, launch, 1)
     with f.loop() as (head, end):
         _give_way(f, launch)

@@ -227,8 +227,7 @@ def emit_match(module: Module, name: str) -> None:
     f = Fn(module, name, "<32 x i32>", f"<32 x {el}> values, i32 mask", "nounwind")
     values, mask = f.args
     active = f.mask_vec(mask)
-    out = f.alloca("<32 x i32>", 64)
-    f.store(f.const("i32", 0, LANES), out)
+    out = f.variable(f.const("i32", 0, LANES), 64)
     with each_lane(f, mask) as lane:
         equal = f.and_(f.icmp("eq", values, f.extract(values, lane)), active)
         f.store(f.select(equal, f.mask_bits(equal), f.load("i32", out, 0, LANES)), out)
