@@ -116,7 +116,7 @@ def _push(f: Fn, frame: V, area: V, lane: V, copy: tuple[V, V, V, V, V]) -> None
         f.call_void("tgx_bulk_land", frame, f.const("i32", 0))
     count = f.load("i32", area, COUNT)
     entry = _entry(f, area, count)
-    group = f.load("i32", f.gep(_groups(f, frame, area), f.resize(f.mul(lane, 4), "i64", False)))
+    group = f.load("i32", f.word(_groups(f, frame, area), lane))
     narrow = [f.cast("trunc", v, "i32") for v in (offset, size)]
     for value, at in ((frame, OWNER), (object_, OBJECT), (far, GLOBAL), (narrow[0], OFFSET), (narrow[1], SIZE),
                       (lane, LANE), (group, GROUP), (pc, PC)):  # fmt: skip
@@ -239,7 +239,7 @@ def tgx_bulk_wait(f: Fn, frame: V, mask: V, keep: V) -> None:
         f.leave(f.icmp("uge", i, f.load("i32", area, COUNT)), done)
         entry = _entry(f, area, i)
         lane = f.load("i32", entry, LANE)
-        limit = f.sub(f.load("i32", groups, f.resize(f.mul(lane, 4), "i64", False)), keep)
+        limit = f.sub(f.load("i32", f.word(groups, lane)), keep)
         old = f.icmp("slt", f.sub(f.load("i32", entry, GROUP), limit), f.const("i32", 0))
         mine = f.icmp("eq", f.cast("ptrtoint", f.load("ptr", entry, OWNER), "i64"), f.cast("ptrtoint", frame, "i64"))
         store = f.icmp("eq", f.load("i64", entry, OBJECT), NO_OBJECT)

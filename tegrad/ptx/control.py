@@ -17,15 +17,14 @@ def tgx_arrive(f: Fn, frame: V, mask: V, which: V, threads: V, block: V) -> None
     """Count lanes in at a barrier, and block them if they wait."""
     slot = f.load("ptr", frame, Frame.SLOT)
     which = f.and_(which, 15)
-    offset = f.resize(f.mul(which, 4), "i64", False)
-    at = f.gep(slot, offset)
+    at = f.word(slot, which)
     arrived = f.add(f.load("i32", at, Slot.ARRIVED), f.intr("ctpop", mask))
     f.store(arrived, at, Slot.ARRIVED)
     f.store(threads, at, Slot.EXPECTED)
     bit = f.bin("shl", f.const("i32", 1), which)
     f.store(f.or_(f.load("i32", slot, Slot.PENDING), bit), slot, Slot.PENDING)
     waiting = f.and_(mask, block)
-    mine = f.gep(frame, offset)
+    mine = f.word(frame, which)
     f.store(f.or_(f.load("i32", mine, Frame.BAR_MASK), waiting), mine, Frame.BAR_MASK)
     f.store(f.or_(f.load("i32", frame, Frame.BLOCKED), waiting), frame, Frame.BLOCKED)
 
@@ -40,10 +39,7 @@ def emit_arrive_reduce(module: Module, name: str) -> None:
     op = name.removeprefix(REDUCE)
     f = Fn(module, name, "void", "ptr frame, i32 mask, i32 id, i32 bits", "nounwind")
     frame, mask, which, bits = f.args
-    at = f.gep(
-        f.load("ptr", frame, Frame.SLOT),
-        f.resize(f.mul(f.and_(which, 15), 4), "i64", False),
-    )
+    at = f.word(f.load("ptr", frame, Frame.SLOT), f.and_(which, 15))
     first = f.is_zero(f.load("i32", at, Slot.ARRIVED))
     before = f.select(first, f.const("i32", 1 if op == "and" else 0), f.load("i32", at, Slot.REDUCE))
     own = f.and_(bits, mask)
@@ -124,7 +120,7 @@ def barrier_result(e: Lowering, ins: Ins) -> None:
     f = e.f
     # The barrier's number is not kept: the block before set it aside in the frame.
     which = f.load("i32", e.frame, Frame.RED_BARRIER)
-    at = f.gep(f.load("ptr", e.frame, Frame.SLOT), f.resize(f.mul(which, 4), "i64", False))
+    at = f.word(f.load("ptr", e.frame, Frame.SLOT), which)
     v = f.load("i32", at, Slot.RESULT)
     if mod(ins, "popc"):
         e.write(ins.operands[0], v, U32, ins)

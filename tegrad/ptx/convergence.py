@@ -189,16 +189,12 @@ def tgx_unconverged(f: Fn, frame: V) -> None:
 def tgx_stuck(f: Fn, frames: V, size: V, count: V) -> V:
     """Whether the warps of a CTA wait for barriers that lanes which wait for others of their warp would have to reach;
     the launch is then ended."""
-
-    def frame_of(w: V) -> V:
-        return f.gep(frames, f.mul(f.resize(w, "i64", False), size))
-
     with f.for_(count) as w:
-        state = f.load("i32", frame_of(w), Frame.STATE)
+        state = f.load("i32", f.element(frames, w, size), Frame.STATE)
         with f.if_(f.icmp("eq", state, WarpState.READY)):
             f.ret(f.const("i1", 0))
     with f.for_(count) as w:
-        frame = frame_of(w)
+        frame = f.element(frames, w, size)
         waits = f.not_zero(f.load("i32", frame, Frame.MET))
         with f.if_(f.and_(waits, f.not_zero(f.load("i32", frame, Frame.LIVE)))):
             f.call_void("tgx_unconverged", frame)

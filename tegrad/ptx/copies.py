@@ -27,7 +27,7 @@ CUT, LDMATRIX = "tgx_copy_cut_w", "tgx_ldmatrix_"
 def _entry(f: Fn, queue: V, index: V) -> V:
     """The entry at an index that may have run past the end of the ring."""
     wrapped = f.bin("urem", index, MOST_QUEUED)
-    return f.gep(queue, f.mul(f.resize(wrapped, "i64", False), ENTRY_BYTES))
+    return f.element(queue, wrapped, ENTRY_BYTES)
 
 
 @helper("void", "ptr frame, ptr queue")

@@ -304,6 +304,14 @@ class Fn:
             off = self.const("i64", off)
         return self.op("ptr", 1, f"getelementptr i8, {ptr}, {off}")
 
+    def word(self, base: V, index: V) -> V:
+        """The address of the i32 at an index (i32)."""
+        return self.gep(base, self.resize(self.mul(index, 4), "i64", False))
+
+    def element(self, base: V, index: V, size: V | int) -> V:
+        """The address of what has this index, of elements of so many bytes."""
+        return self.gep(base, self.mul(self.resize(index, "i64", False), size))
+
     def load(self, el: str, ptr: V, off: V | int = 0, n: int = 1, align: int = 0, once: bool = False) -> V:
         """A load; with `once` each byte is read exactly once, as memory that others store to meanwhile has to be.
 

@@ -60,11 +60,6 @@ def tgx_hold(f: Fn, launch: V, mask: V) -> None:
     _count(f, launch, 1)
 
 
-def _mad64(f: Fn, base: V, i: V, stride: V) -> V:
-    """base + i * stride as a pointer."""
-    return f.gep(base, f.mul(f.resize(i, "i64", False), stride))
-
-
 @function("void", "ptr launch, ptr slot, i64 cta, ptr counts", "noinline")
 def tgx_init_cta(f: Fn, launch: V, slot: V, cta: V, counts: V) -> None:
     """Make a slot the CTA of this linear index."""
@@ -85,10 +80,10 @@ def tgx_init_cta(f: Fn, launch: V, slot: V, cta: V, counts: V) -> None:
     local = f.gep(slot, f.load("i64", launch, Launch.SHARED_END))
     local_size = f.mul(f.resize(f.load("i32", launch, Launch.LOCAL_SIZE), "i64", False), LANES)
     with f.for_(warps) as w:
-        frame = _mad64(f, f.gep(slot, Slot.FRAMES), w, frame_size)
+        frame = f.element(f.gep(slot, Slot.FRAMES), w, frame_size)
         f.store(launch, frame, Frame.LAUNCH)
         f.store(shared, frame, Frame.SHARED)
-        f.store(_mad64(f, local, w, local_size), frame, Frame.LOCAL)
+        f.store(f.element(local, w, local_size), frame, Frame.LOCAL)
         f.store(counts, frame, Frame.COUNTS)
         f.store(slot, frame, Frame.SLOT)
         left = f.sub(threads, f.mul(w, LANES))
@@ -148,7 +143,7 @@ def tgx_release(f: Fn, launch: V, slot: V) -> V:
         f.leave(f.is_zero(bits), end)
         f.store(f.and_(bits, f.sub(bits, 1)), pending)
         k = f.intr_flag("cttz", bits, False)
-        at = f.gep(slot, f.resize(f.mul(k, 4), "i64", False))
+        at = f.word(slot, k)
         want = f.load("i32", at, Slot.EXPECTED)
         want = f.select(f.is_zero(want), f.load("i32", slot, Slot.LIVE_THREADS), want)
         with f.if_(f.icmp("uge", f.load("i32", at, Slot.ARRIVED), want)):
@@ -158,8 +153,8 @@ def tgx_release(f: Fn, launch: V, slot: V) -> V:
             still = f.load("i32", slot, Slot.PENDING)
             f.store(f.and_(still, f.not_(f.bin("shl", f.const("i32", 1), k))), slot, Slot.PENDING)
             with f.for_(warps) as w:
-                frame = _mad64(f, f.gep(slot, Slot.FRAMES), w, frame_size)
-                mine = f.gep(frame, f.resize(f.mul(k, 4), "i64", False))
+                frame = f.element(f.gep(slot, Slot.FRAMES), w, frame_size)
+                mine = f.word(frame, k)
                 lanes = f.load("i32", mine, Frame.BAR_MASK)
                 f.store(zero, mine, Frame.BAR_MASK)
                 f.store(f.and_(f.load("i32", frame, Frame.BLOCKED), f.not_(lanes)), frame, Frame.BLOCKED)
@@ -186,7 +181,7 @@ def _run_cta(module: Module) -> None:
         with f.if_(draws, False):
             _settle(f, launch, slot, HOLD)
         with f.for_(warps) as w:
-            frame = _mad64(f, f.gep(slot, Slot.FRAMES), w, frame_size)
+            frame = f.element(f.gep(slot, Slot.FRAMES), w, frame_size)
             with f.if_(f.icmp("eq", f.load("i32", frame, Frame.STATE), WarpState.READY)):
                 _run_warp(f, launch, slot, frame, warp_fn, progress)
         _give_way(f, launch)
@@ -255,11 +250,11 @@ def tgx_worker(f: Fn, launch: V, worker: V) -> None:
             more = f.and_(f.icmp("ult", cur, count), f.is_zero(shut))
             with f.if_(more):
                 f.store(f.add(cur, one), high)
-                f.store(zero, _mad64(f, slots, cur, stride), Slot.STATE)
+                f.store(zero, f.element(slots, cur, stride), Slot.STATE)
             with f.if_(f.not_(more)):
                 f.store(zero, current)
                 f.br(head)
-        slot = _mad64(f, slots, cur, stride)
+        slot = f.element(slots, cur, stride)
         with f.if_(f.is_zero(f.load("i32", slot, Slot.STATE))):
             with f.if_(f.is_zero(shut)):
                 next_cta = f.gep(launch, Launch.NEXT_CTA)

@@ -296,8 +296,7 @@ def _rows_of_memory(f: Fn, form: Form, frame: V, a: V, rows: V, eight: V, pc: V)
 def _entry(f: Fn, queue: V, index: V) -> V:
     """The entry at an index that may have run past the end of the ring; the ring follows the states."""
     wrapped = f.bin("urem", index, MOST_QUEUED)
-    first = f.gep(queue, STATES)
-    return f.gep(first, f.mul(f.resize(wrapped, "i64", False), ENTRY_BYTES))
+    return f.element(f.gep(queue, STATES), wrapped, ENTRY_BYTES)
 
 
 @helper("void", "ptr frame, ptr queue")
