@@ -64,7 +64,18 @@ FORMS = [
     *stores("st.volatile.global.u64", "b64", "blob8"),
     *through_shared("ld.volatile.shared.u32", 32),
     *through_shared("ld.shared.v2.u16", 16, 2),
+    *rows("9.7.9", "ld.volatile.shared.u8", "b32", "b32", text="st.shared.b32 [%m], %s0; {op} %d0, [%m+2];"),
     *rows("9.7.9", "st.volatile.shared.u32", "b32", "b32", text="{op} [%m], %s0; ld.shared.b32 %d0, [%m];"),
+    *rows(
+        "9.7.9", "st.local.v2.u32", "b32 b32", "b32 b32",
+        text=".local .align 8 .b8 loc[8]; .reg .b64 %l; mov.u64 %l, loc; {op} [%l], {%s0, %s1};"
+        " ld.local.v2.b32 {%d1, %d0}, [%l];",
+    ),
+    *rows(
+        "9.7.9", "st.local.v4.u8", "b32 b32 b32 b32", "b32",
+        text=".local .align 4 .b8 loc[4]; .reg .b64 %l; mov.u64 %l, loc; {op} [%l], {%s0, %s1, %s2, %s3};"
+        " ld.local.b32 %d0, [%l];",
+    ),
     *rows(
         "9.7.9", "st.local.v4.f32", "b32 b32 b32 b32", "b32 b32 b32 b32",
         text=".local .align 16 .b8 loc[16]; .reg .b64 %l; mov.u64 %l, loc; {op} [%l], {%s0, %s1, %s2, %s3};"
