@@ -81,17 +81,25 @@ def _room(gigabytes: str | None) -> int:
 
 
 def _fit(path: Path, room: int) -> dict[str, Any]:
-    """The contexts of each cache that fit, 0 where none does, or why the model is refused."""
-    from tegrad.llm.errors import ModelError
+    """The contexts of each cache that fit, 0 where none does, or why the model is refused: by `tegrad serve` alone
+    ("unserved"), or by all."""
+    from tegrad.llm import rows
+    from tegrad.llm.errors import ModelError, UnsupportedModelError
     from tegrad.llm.footprint import Footprint
     from tegrad.llm.gguf import Gguf
 
     try:
         with Gguf.open(path) as file:
             fit = {kind: Footprint.of(file, q8=q8).longest(room) for kind, q8 in (("f16", False), ("q8_0", True))}
-            return {"size": file.size, "context": fit, "refused": None}
+            unserved = None
+            try:
+                rows.check(file)
+            except UnsupportedModelError as error:
+                unserved = str(error)
+            return {"size": file.size, "context": fit, "refused": None, "unserved": unserved}
     except ModelError as error:
-        return {"size": path.stat().st_size if path.exists() else 0, "context": None, "refused": str(error)}
+        size = path.stat().st_size if path.exists() else 0
+        return {"size": size, "context": None, "refused": str(error), "unserved": None}
 
 
 def _words(row: dict[str, Any]) -> str:
@@ -99,7 +107,8 @@ def _words(row: dict[str, Any]) -> str:
     if row["refused"]:
         return f"refused: {row['refused']}"
     f16, q8 = row["context"]["f16"], row["context"]["q8_0"]
-    return f"context {f16:,}, with --cache q8_0 {q8:,}" if q8 else "does not fit"
+    fits = f"context {f16:,}, with --cache q8_0 {q8:,}" if q8 else "does not fit"
+    return f"{fits}; not served: {row['unserved']}" if row["unserved"] else fits
 
 
 def _remove(name: str, as_json: bool) -> None:

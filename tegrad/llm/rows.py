@@ -11,10 +11,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.closing import Closing
 from tegrad.llm.errors import UnsupportedModelError
-from tegrad.llm.formats import F32
+from tegrad.llm.formats import F32, BlockType
 from tegrad.llm.gemm import Gemm, Operands, TilePicker, pick_quickest, scratch_bound
+from tegrad.llm.gguf import Gguf
 from tegrad.llm.macros import NORMS, number
 from tegrad.llm.network import Add, Attend, Gate, Logits, Project, Reader
 from tegrad.llm.packed import PackedMatrix, PackedModel
@@ -47,8 +49,7 @@ class Rows(Closing):
         self.programs = Programs(model.device)
         self._pick, self._workspace, self._overlap = pick, Workspace(model.device), overlap
         config, take = self.config, self._workspace.take
-        if config.value_dim != config.head_dim:
-            raise UnsupportedModelError("heads whose keys and values differ in width are not run")
+        _check_heads(config)
         if model.large:
             raise UnsupportedModelError(
                 "a matrix has weights of 255 or more, which products for prompts and batches do not hold: convert the "
@@ -106,8 +107,7 @@ class Rows(Closing):
 
     def _gated(self, at: int, op: Gate, tokens: int, chunk: Buffer) -> list[Launch]:
         first, *more = self.model.matrices_of(at, op)
-        if any(up.kind is not first.kind for up in more):
-            raise UnsupportedModelError("gate and up matrices differ in format: convert the model with one for both")
+        _check_gated([first.kind, *(up.kind for up in more)], biased=any(one.bias for one in (first, *more)))
         norm = self.norm(at, op, tokens, chunk)
         product = self.product(first, self.normed, self._hidden, tokens, chunk, second=more[0] if more else None,
                                activation=op.activation, half_out=True)  # fmt: skip
@@ -162,14 +162,8 @@ class Rows(Closing):
         **form: Any,
     ) -> Launch:
         """y of x and a matrix, or of gate and up; `form` are fields of a Gemm."""
-        if matrix.kind is F32:
-            raise UnsupportedModelError(
-                "prompts and batches of F32 matrices are not run, as products of halves are less exact: convert the "
-                "model to F16"
-            )
+        _check_kind(matrix.kind)
         bias = matrix.bias
-        if second is not None and (bias is not None or second.bias is not None):
-            raise UnsupportedModelError("biases of gate and up matrices are not run for many tokens at once")
         gemm = Gemm(matrix.kind, matrix.rows, matrix.columns, gated=second is not None, bias=bias is not None, **form)
         tile = self._pick(self.device, gemm, tokens)
         scratch, counters = tile.scratch_bytes(gemm, tokens), 4 * tile.counters(gemm, tokens)
@@ -180,6 +174,48 @@ class Rows(Closing):
             self._arrived,
         )  # fmt: skip
         return tile.launch(self.programs, gemm, operands, tokens, self.overlaps(tokens) if overlap is None else overlap)
+
+
+def check(file: Gguf) -> None:
+    """UnsupportedModelError for a file whose prompts and batches are not run, as far as its header tells."""
+    own = Config.read(file)
+    config = own.filled()
+    net = config.network
+    _check_heads(config)
+    for spec, layer in own.specs():
+        if len(spec.shape) > 1 and spec not in net.embed.specs:
+            there = spec if spec != own.arch.output or tensor_name(spec) in file.tensors else net.embed.table
+            kind, (rows, columns) = own.check(file, there, layer).type, map(config.size, spec.shape)
+            _check_kind(kind)
+            Gemm(kind, rows, columns)  # which refuses others
+    for layer in range(own.layers):
+        names = [(spec, tensor_name(spec, layer, "bias")) for spec in net.gate.matrices]
+        kinds = [own.check(file, spec, layer).type for spec, _ in names]
+        _check_gated(kinds, biased=any(name in file.tensors for _, name in names))
+
+
+def _check_heads(config: Config) -> None:
+    if config.value_dim != config.head_dim:
+        raise UnsupportedModelError("heads whose keys and values differ in width are not run: choose another model")
+
+
+def _check_kind(kind: BlockType) -> None:
+    if kind is F32:
+        raise UnsupportedModelError(
+            "prompts and batches of F32 matrices are not run, as products of halves are less exact: convert the "
+            "model to F16"
+        )
+
+
+def _check_gated(kinds: Sequence[BlockType], *, biased: bool) -> None:
+    """Of gate and up, or up alone."""
+    if any(kind is not kinds[0] for kind in kinds):
+        raise UnsupportedModelError("gate and up matrices differ in format: convert the model with one for both")
+    if len(kinds) > 1 and biased:
+        raise UnsupportedModelError(
+            "biases of gate and up matrices are not run for many tokens at once: talk to the model with tegrad run or "
+            "tegrad chat, which take a token at a time"
+        )
 
 
 def floats(device: Gpu, buffer: Buffer, count: int) -> np.ndarray[Any, Any]:

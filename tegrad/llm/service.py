@@ -23,10 +23,12 @@ from typing import Any, Final, Protocol, Self
 
 from tegrad import nv
 from tegrad.errors import TegradError
+from tegrad.llm import rows
 from tegrad.llm.answer import Answer, Piece, Reason, Usage
 from tegrad.llm.arch import Config
 from tegrad.llm.batch import GREEDY, Batch, Member
 from tegrad.llm.errors import ContextError, ModelError, NoRoom
+from tegrad.llm.gguf import Gguf
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.sampler import Mask
 from tegrad.llm.sampling import Logprobs, Settings
@@ -155,7 +157,9 @@ class Service:
         self, path: str | PathLike[str], device: str | None = None, *, queue: int = QUEUE,
         after: Callable[[], object] = lambda: None, warm: bool = False, **options: Any,
     ) -> None:  # fmt: skip
-        self.tokenizer = Tokenizer.load(path)
+        with Gguf.open(path) as file:
+            rows.check(file)  # before a device is opened
+            self.tokenizer = Tokenizer(file)
         self._open = partial(_opened, path, device, ends=sorted(self.tokenizer.stops), warm=warm, **options)
         self._batch: Batch | None = self._open()
         self.config, self.slots, self.positions = self._batch.config, self._batch.slots, self._batch.cache.positions

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.errors import TegradError
-from tegrad.llm import embeddings, engine
+from tegrad.llm import embeddings, engine, rows
 from tegrad.llm.answer import Reason
 from tegrad.llm.errors import ModelError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf
@@ -156,6 +156,8 @@ class Embedder:
         with Gguf.open(load.path) as file:
             self._pooling = embeddings.pooling(file)
             self._speaker, _ = speaker(file, **load.options)
+            if isinstance(self._speaker, engine.Engine):  # whose kernels for prompts make the vectors
+                rows.check(file)
         self.positions: int = load.options["context"]
         self.counts = Counts()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tegrad.llm import rows
 from tegrad.llm.cache import BLOCK_POSITIONS
 from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.footprint import Footprint
@@ -90,5 +91,7 @@ def plan(said: Footprint, wanted: Wanted, room: int | None, *, embeds: bool = Fa
 def planned(path: Path, wanted: Wanted, room: int | None, *, embeds: bool) -> Plan:
     """The place of a file's model, as `plan`. GgufError, UnsupportedModelError, OutOfMemory."""
     with Gguf.open(path) as file:
+        if not embeds:  # which is done by tinygrad's operations where our kernels do not run
+            rows.check(file)
         said = Footprint.of(file, q8=wanted.q8)
     return plan(said, wanted, room, embeds=embeds)

@@ -108,13 +108,18 @@ def test_the_command_says_what_fits_and_what_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "a.gguf", Shape(), TYPE.Q8_0)
     write(tmp_path / "b.gguf", Shape(extra={"llama.logit_scale": 2.0}), TYPE.Q8_0)
     (tmp_path / "c.gguf").write_bytes(b"no GGUF")
+    write(tmp_path / "d.gguf", Shape(gate_bias=True), TYPE.Q8_0)
     command = [sys.executable, "-m", "tegrad", "models", "--fit", "8", *map(str, sorted(tmp_path.iterdir()))]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
-    fits, scaled, none = json.loads(done.stdout)
+    fits, scaled, none, biased = json.loads(done.stdout)
     assert fits["context"] == {"f16": 128, "q8_0": 128}
     assert fits["size"] == (tmp_path / "a.gguf").stat().st_size
     assert "logit_scale" in scaled["refused"]
     assert "is not a GGUF file" in none["refused"]
+    assert fits["unserved"] is scaled["unserved"] is none["unserved"] is biased["refused"] is None
+    assert "biases of gate and up" in biased["unserved"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "not served: biases of gate and up" in done.stdout.splitlines()[-1]
     command[5:] = ["1", str(tmp_path / "a.gguf")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.endswith(" MB  does not fit\n")

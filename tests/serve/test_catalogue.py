@@ -16,9 +16,10 @@ from tiny_llama import TYPE, Shape
 
 from tegrad.errors import TegradError
 from tegrad.hub.names import ModelNameError
-from tegrad.llm.errors import GgufError, OutOfMemory
+from tegrad.llm.errors import GgufError, OutOfMemory, UnsupportedModelError
 from tegrad.llm.footprint import PROCESS, Footprint
 from tegrad.llm.gguf import Gguf
+from tegrad.llm.service import Service
 from tegrad.nv import memory
 from tegrad.serve import catalogue
 from tegrad.serve.catalogue import Catalogue, Shelf, about
@@ -298,6 +299,39 @@ def test_a_model_whose_process_ended_is_loaded_again(run: Any) -> None:
         assert models.places[0].users == 0
 
     run(test)
+
+
+UNSERVED: dict[str, tuple[Shape, dict[str, TYPE], str]] = {
+    "f32": (SHAPE, {"": TYPE.F32}, "F32 matrices are not run, .*: convert the model to F16"),
+    "one": (SHAPE, {"attn_k": TYPE.F32}, "F32 matrices are not run, .*: convert the model to F16"),
+    "tied": (replace(SHAPE, tied=True), {"token_embd": TYPE.F32}, "F32 matrices are not run"),
+    "biased": (replace(SHAPE, gate_bias=True), {}, "biases of gate and up .*: talk to the model with tegrad run"),
+    "mixed": (SHAPE, {"ffn_up": TYPE.F16}, "gate and up matrices differ in format: convert the model"),
+    "narrow": (replace(SHAPE, arch="gpt2", dim=96, heads=3, kv_heads=3), {}, "rows of 96 weights"),
+}
+
+
+@pytest.mark.parametrize("name", UNSERVED)
+def test_a_model_whose_batches_are_not_run_is_refused_before_a_process_is_started(
+    name: str, empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tegrad run` runs such files. Before, the model was there and every request to it failed."""
+    shape, kinds, said = UNSERVED[name]
+    path = tiny_llama.write(tmp_path / "m.gguf", shape, TYPE.Q8_0, kinds=kinds)
+    loader = Loader()
+    monkeypatch.setattr(catalogue.Remote, "load", loader.load)
+
+    async def ask() -> None:
+        models = Catalogue(Shelf([str(path)]), Wanted(slots=1))
+        with pytest.raises(UnsupportedModelError, match=said):
+            async with models.use("m"):
+                pass
+        await models.close()
+
+    asyncio.run(ask())
+    assert loader.made == []
+    with pytest.raises(UnsupportedModelError, match=said):
+        Service(path, "NV:7")  # a device that there is not
 
 
 # ---- their places in memory
