@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tegrad.bench.mixtures import MIXTURES, Place, format_of
-from tegrad.bench.models import SHAPES, ModelShape, _matrices
+from tegrad.bench.models import MIXTURES, SHAPES, ModelShape, Place, _matrices, format_of
 
 GEMMA_270M = replace(SHAPES["gemma3-1b"], dim=640, ffn=2048, layers=18)
 SMOLLM2_135M = ModelShape("llama", 49152, 576, 1536, 30, 9, 3, 64, 8192, 0)
