@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tegrad.bench import cudagraph, mlp
+from tegrad.bench import mlp
 from tegrad.bench.record import RecordError
 
 
@@ -39,7 +39,7 @@ def board(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb")
     monkeypatch.setenv("DEV", "NV")
-    monkeypatch.setattr(cudagraph, "WARM_UP_CALLS", 1)
+    monkeypatch.setattr(mlp, "WARM_UP_CALLS", 1)
     monkeypatch.setattr(mlp, "CALLS", 4)
     monkeypatch.setattr(mlp, "ROUNDS", 2)
     monkeypatch.setattr(mlp, "JIT_CALLS", 4)
@@ -49,7 +49,7 @@ def board(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         opened.close()
 
 
-def answers(work: cudagraph.Work) -> dict[str, cudagraph.Timed]:
+def answers(work: mlp.Work) -> dict[str, mlp.Timed]:
     """What a graph that computes the network answers, the copied form in less time."""
     layers = [layer.astype(np.float32) for layer in mlp.mlp_weights()]
     outputs = []
@@ -59,14 +59,14 @@ def answers(work: cudagraph.Work) -> dict[str, cudagraph.Timed]:
             x = np.maximum(x @ layer, 0)
         outputs.append((x @ layers[-1]).astype(np.float16).view(np.uint8))
     count = len(outputs)
-    return {name: cudagraph.Timed([us] * count, list(outputs)) for name, us in (("mapped", 9.0), ("copied", 7.0))}
+    return {name: mlp.Timed([us] * count, list(outputs)) for name, us in (("mapped", 9.0), ("copied", 7.0))}
 
 
 @pytest.mark.board
 def test_a_recorded_network_and_the_better_graph_take_turns(board: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[cudagraph.Work] = []
+    given: list[mlp.Work] = []
 
-    def in_process(work: cudagraph.Work) -> Any:
+    def in_process(work: mlp.Work) -> Any:
         given.append(work)
         return answers(work)
 
@@ -121,16 +121,16 @@ def test_a_graph_is_given_the_arrays_and_not_the_pages_that_they_lie_in(monkeypa
     monkeypatch.setattr(mlp, "read_ptx", lambda lib: SimpleNamespace(ptx="// kernel"))
     work = mlp.as_work(made, [np.ones(12, np.float16)])
     assert [len(content) for content in work.buffers] == [8, 24]
-    found = cudagraph.run(work, FakeCuda())
+    found = mlp.run(work, FakeCuda())
     assert [output.tobytes() for output in found["copied"].outputs] == [bytes(8)]
 
 
 def test_a_graph_is_captured_once_and_launched_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cudagraph, "WARM_UP_CALLS", 1)
-    kernel = cudagraph.GraphKernel("// ptx", "kernel", (1, 1, 1), (32, 1, 1), (0, 1))
-    work = cudagraph.Work([kernel, kernel], [bytes(8), b"\1" * 8], 1, 0, [b"\2" * 8] * 3)
+    monkeypatch.setattr(mlp, "WARM_UP_CALLS", 1)
+    kernel = mlp.GraphKernel("// ptx", "kernel", (1, 1, 1), (32, 1, 1), (0, 1))
+    work = mlp.Work([kernel, kernel], [bytes(8), b"\1" * 8], 1, 0, [b"\2" * 8] * 3)
     fake = FakeCuda()
-    found = cudagraph.run(work, fake)
+    found = mlp.run(work, fake)
     assert {name: len(form.samples) for name, form in found.items()} == {"mapped": 3, "copied": 3}
     launches = [name for name in fake.calls if name in ("cuLaunchKernel", "cuGraphLaunch", "cuStreamSynchronize")]
     one = ["cuLaunchKernel"] * 2 + ["cuGraphLaunch", "cuStreamSynchronize"] * 4
@@ -139,15 +139,15 @@ def test_a_graph_is_captured_once_and_launched_for_each_call(monkeypatch: pytest
 
 
 def test_without_libcuda_the_peer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cudagraph, "LIBRARY", "libcuda-that-is-not.so.1")
+    monkeypatch.setattr(mlp, "LIBRARY", "libcuda-that-is-not.so.1")
     with pytest.raises(RecordError, match="a CUDA graph needs"):
-        cudagraph.Cuda()
+        mlp.Cuda()
 
 
 def test_what_fails_in_the_graphs_process_is_told_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cudagraph, "run", int)  # which takes no Work
+    monkeypatch.setattr(mlp, "run", int)  # which takes no Work
     with pytest.raises(TypeError, match="not 'Work'"):
-        cudagraph.in_process(cudagraph.Work([], [], 0, 0, []))
-    monkeypatch.setattr(cudagraph, "run", os._exit)
+        mlp.in_process(mlp.Work([], [], 0, 0, []))
+    monkeypatch.setattr(mlp, "run", os._exit)
     with pytest.raises(RecordError, match="the CUDA graph failed"):
-        cudagraph.in_process(3)  # type: ignore[arg-type]
+        mlp.in_process(3)  # type: ignore[arg-type]
