@@ -1,7 +1,11 @@
-"""The peers of the decode figures on the same model file, at their best settings: llama.cpp, and tinygrad 0.13.
+"""The peers on the same model file: llama.cpp, for its speed and for its logits, and tinygrad 0.13 for its speed.
 
-llama.cpp's programs are `llama-bench`, `llama-batched-bench` and `llama-completion`, built from the sources in PyPI's
-llama-cpp-python (docs/benchmarks.md tells how). TEGRAD_LLAMA names their folder.
+Speed is measured at a peer's best settings. llama.cpp's programs are `llama-bench`, `llama-batched-bench` and
+`llama-completion`, built from the sources in PyPI's llama-cpp-python (docs/benchmarks.md tells how). TEGRAD_LLAMA names
+their folder.
+
+Logits are the library's: on the CPU that of the package `cyllama`, on a GPU that of `llama-cpp-python` built with
+GGML_CUDA. Neither is imported before a model is opened.
 
 tinygrad 0.13 decodes by its own `tinygrad.llm` through CUDA, in a process that finds it there and leaves tegrad off.
 TEGRAD_TINYGRAD013 names a folder with that wheel's contents (`python -m zipfile -e tinygrad-0.13.0-py3-none-any.whl
@@ -10,6 +14,7 @@ FOLDER`).
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -18,9 +23,12 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
+
+import numpy as np
 
 from tegrad.bench.record import RecordError, Side, output
 
@@ -132,6 +140,128 @@ def tests(text: str) -> list[dict[str, Any]]:
 def shown(name: str, arguments: Sequence[str], model: Path) -> str:
     """The command without the folders of this machine."""
     return shlex.join([name, *(model.name if argument == str(model) else argument for argument in arguments)])
+
+
+# ---- llama.cpp's logits
+
+
+F32, F16, Q8_0 = 0, 1, 8
+"""ggml's type numbers."""
+FLASH_ATTENTION: Final = 1
+"""LLAMA_FLASH_ATTN_TYPE_ENABLED."""
+
+
+class CpuLlama:
+    """A model in llama.cpp on the CPU, closed at the end of a `with`. ImportError where cyllama is missing.
+
+    It gives logits of every position, without flash attention unless packed values need it.
+    """
+
+    def __init__(self, path: Path, context: int = 128, keys: int = F32, values: int = F32, threads: int = 1) -> None:
+        from cyllama.llama import llama_cpp as lib
+
+        class Model(lib.LlamaModel):  # type: ignore[misc]
+            """cyllama 0.2.18 reads its model's `n_vocab` for the size of the logits, and does not define it."""
+
+            @property
+            def n_vocab(self) -> int:
+                return int(self.get_vocab().n_vocab)
+
+        lib.disable_logging()
+        params = lib.LlamaModelParams()
+        params.use_mmap = False
+        self._lib = lib
+        self.model = Model(path_model=str(path), params=params, verbose=False)
+        self.vocab = self.model.get_vocab()
+        self._params = lib.LlamaContextParams()
+        self._params.n_ctx = self._params.n_batch = self._params.n_ubatch = context
+        self._params.type_k, self._params.type_v = keys, values
+        self._params.flash_attn_type = FLASH_ATTENTION if values == Q8_0 else 0
+        # They spin while they wait for another: one, unless the machine is ours alone.
+        self._params.n_threads = self._params.n_threads_batch = threads
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.model.close()
+
+    def logits(self, tokens: Sequence[int], first: int = 0) -> np.ndarray:
+        """Logits (len(tokens), vocab) after each token, the first of which is at the position `first`."""
+        context = self._lib.LlamaContext(model=self.model, params=self._params, verbose=False)
+        try:
+            batch = self._lib.LlamaBatch(n_tokens=len(tokens), embd=0, n_seq_max=1)
+            batch.set_batch(list(tokens), first, True)
+            context.decode(batch)
+            logits = np.empty((len(tokens), self.model.n_vocab), np.float32)
+            for at in range(len(tokens)):  # one after the other: each is a list of Python's numbers
+                logits[at] = context.get_logits_ith(at)
+            return logits
+        finally:
+            context.close()
+
+
+class GpuLlama:
+    """A model in llama.cpp, all of it on the GPU, freed at the end of a `with`: logits of every position.
+
+    With 1 `at_once` it takes a text by steps, with more by prompts, which other kernels compute. It rounds a product's
+    activations by 32 values, where the CPU's build rounds by 256 for the K formats. RecordError if the library was
+    built without CUDA; ImportError where llama-cpp-python is missing, RuntimeError where its library is.
+    """
+
+    def __init__(self, path: Path, context: int, keys: int, values: int, at_once: int) -> None:
+        from llama_cpp import llama_cpp as lib
+
+        _silence(lib)
+        lib.llama_backend_init()
+        if not lib.llama_supports_gpu_offload():
+            raise RecordError(
+                "llama-cpp-python is built without CUDA: CMAKE_ARGS=-DGGML_CUDA=on pip install llama-cpp-python"
+            )
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = 999
+        self._lib = lib
+        self.model: Any = lib.llama_model_load_from_file(str(path).encode(), params)
+        if not self.model:
+            raise RecordError(f"llama.cpp cannot load {path}")
+        self._size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model)))
+        self._params = lib.llama_context_default_params()
+        self._params.n_ctx = self._params.n_batch = context
+        self._params.n_ubatch = at_once
+        self._params.type_k, self._params.type_v, self._params.flash_attn_type = keys, values, FLASH_ATTENTION
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lib.llama_model_free(self.model)
+
+    def logits(self, tokens: Sequence[int]) -> np.ndarray:
+        """Logits (len(tokens), vocab) after each token; RecordError if they do not fit."""
+        lib = self._lib
+        context = lib.llama_init_from_model(self.model, self._params)
+        if not context:
+            raise RecordError("llama.cpp has no context of that size on this GPU")
+        batch = lib.llama_batch_init(len(tokens), 0, 1)
+        try:
+            batch.n_tokens = len(tokens)
+            for at, token in enumerate(tokens):
+                batch.token[at], batch.pos[at], batch.n_seq_id[at], batch.seq_id[at][0] = token, at, 1, 0
+                batch.logits[at] = True
+            if error := lib.llama_decode(context, batch):
+                raise RecordError(f"llama.cpp cannot decode: llama_decode returned {error}")
+            return np.ctypeslib.as_array(lib.llama_get_logits(context), (len(tokens), self._size)).copy()
+        finally:
+            lib.llama_batch_free(batch)
+            lib.llama_free(context)
+
+
+@cache
+def _silence(lib: Any) -> Any:
+    """Give the library, which logs to stderr, something that does not; the cache keeps it for as long as it may."""
+    silent = lib.llama_log_callback(lambda level, text, user_data: None)
+    lib.llama_log_set(silent, ctypes.c_void_p(0))
+    return silent
 
 
 # ---- tinygrad 0.13

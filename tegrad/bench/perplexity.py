@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from tegrad import models as shipped
 from tegrad.bench.gpu import spawned
+from tegrad.bench.peers import F16, CpuLlama
 from tegrad.bench.record import Record, RecordError, Side, file_hash, make, now, replace_rows, source_digest
 from tegrad.llm.quality import negative_log_likelihood
 from tegrad.llm.tokenizer import Tokenizer
@@ -144,18 +145,14 @@ def compare(path: Path, score: Score, texts: Sequence[Sequence[int]], threads: i
 
 def _llama_cpp(path: Path, context: int, threads: int, text: Sequence[int]) -> float:
     """CPU llama.cpp's mean cost of a token of a window."""
-    from tegrad.bench.cpu_llama import F16
-
-    logits = _peer(path, context, F16, threads).logits(text)
+    logits = _peer(path, context, threads).logits(text)
     return float(negative_log_likelihood(logits[:-1], text[1:]).mean())
 
 
 @cache
-def _peer(path: Path, context: int, kind: int, threads: int) -> Any:
+def _peer(path: Path, context: int, threads: int) -> CpuLlama:
     """The model in llama.cpp, for all windows of a process."""
-    from tegrad.bench.cpu_llama import Peer
-
-    return Peer(path, context, kind, kind, threads)
+    return CpuLlama(path, context, F16, F16, threads)
 
 
 def record(name: str, found: Perplexity, command: str) -> Record:

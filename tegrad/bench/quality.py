@@ -13,17 +13,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 from tegrad import models as shipped
 from tegrad.bench import models
+from tegrad.bench.peers import F16, Q8_0, CpuLlama, GpuLlama
 from tegrad.bench.record import RecordError, now, replace_rows, source_digest
 from tegrad.llm.cache import KvCache
 from tegrad.llm.engine import Engine as Decoder
@@ -202,10 +201,10 @@ def compare(case: str, engines: Iterable[str], device: str, where: str, count: i
 
 @dataclass(frozen=True, slots=True)
 class Llama:
-    """llama.cpp out of a package, by our module that opens it."""
+    """llama.cpp out of a package, and what opens a file in it."""
 
     package: str
-    module: str
+    peer: Callable[..., AbstractContextManager[Any]]
     words: str
     by_steps: bool
     """Whether it takes a token at a time beside engines that do, since its prompts run other kernels."""
@@ -218,16 +217,13 @@ class Llama:
     def opened(self, engine: str, path: Path, length: int) -> AbstractContextManager[Any]:
         """A file in it, for texts of so many tokens, as it runs beside an engine of ours."""
         more = {"at_once": PROMPT_TOKENS if engine in PROMPTS else 1} if self.by_steps else {}
-        kind = int(GGMLQuantizationType.Q8_0 if engine in Q8_CACHE else GGMLQuantizationType.F16)
-        found: AbstractContextManager[Any] = import_module(f"tegrad.bench.{self.module}").Peer(
-            path, length, keys=kind, values=kind, **more
-        )
-        return found
+        kind = Q8_0 if engine in Q8_CACHE else F16
+        return self.peer(path, length, keys=kind, values=kind, **more)
 
 
 PEERS: Final = (
-    Llama("llama-cpp-python", "gpu_llama", "CUDA llama.cpp (llama-cpp-python {}), flash attention", by_steps=True),
-    Llama("cyllama", "cpu_llama", "CPU llama.cpp (cyllama {})", by_steps=False),
+    Llama("llama-cpp-python", GpuLlama, "CUDA llama.cpp (llama-cpp-python {}), flash attention", by_steps=True),
+    Llama("cyllama", CpuLlama, "CPU llama.cpp (cyllama {})", by_steps=False),
 )
 """The first that is installed is the peer; the first of all only beside a GPU."""
 

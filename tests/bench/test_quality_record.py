@@ -3,13 +3,12 @@
 import importlib.util
 import json
 import os
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -109,20 +108,18 @@ def test_a_gpus_llama_cpp_takes_prompts_beside_our_prompts_and_steps_beside_our_
 ) -> None:
     """Its prompts run other kernels than its steps, with other roundings."""
     asked: list[tuple[str, dict[str, int]]] = []
-    for module in ("gpu_llama", "cpu_llama"):
+    for llama in quality.PEERS:
 
-        def peer(path: Path, length: int, *, module: str = module, **how: int) -> object:
-            asked.append((module, how))
+        def peer(path: Path, length: int, *, package: str = llama.package, **how: int) -> AbstractContextManager[None]:
+            asked.append((package, how))
             return nullcontext()
 
-        monkeypatch.setitem(sys.modules, f"tegrad.bench.{module}", SimpleNamespace(Peer=peer))
-    for llama in quality.PEERS:
         for engine in ("prefill", "decode-q8"):
-            llama.opened(engine, Path("file"), 8)
+            replace(llama, peer=peer).opened(engine, Path("file"), 8)
     halves, packed = {"keys": 1, "values": 1}, {"keys": 8, "values": 8}
     assert asked == [
-        ("gpu_llama", halves | {"at_once": 512}), ("gpu_llama", packed | {"at_once": 1}),
-        ("cpu_llama", halves), ("cpu_llama", packed),
+        ("llama-cpp-python", halves | {"at_once": 512}), ("llama-cpp-python", packed | {"at_once": 1}),
+        ("cyllama", halves), ("cyllama", packed),
     ]  # fmt: skip
 
 

@@ -11,8 +11,7 @@ from typing import TypeAlias
 import numpy as np
 from cyllama.llama import llama_cpp as lib
 
-from tegrad.bench import cpu_llama
-from tegrad.bench.cpu_llama import F16, F32, Q8_0
+from tegrad.bench.peers import F16, F32, Q8_0, CpuLlama
 
 __all__ = ["F16", "F32", "Q8_0", "Chooser", "Peer", "peer"]
 
@@ -20,7 +19,7 @@ Chooser: TypeAlias = Callable[[np.ndarray, list[int]], int | None]
 """The next token, by its logits and the tokens so far; None ends an answer."""
 
 
-class Peer(cpu_llama.Peer):
+class Peer(CpuLlama):
     """A model in llama.cpp."""
 
     def hidden(self, tokens: Sequence[int]) -> np.ndarray:
