@@ -3,9 +3,13 @@
     tegrad bench model model.gguf -p 512 -n 128 -d 0,4096          rows with llama-bench's columns
     tegrad bench model model.gguf -n 128 --sequences 8 -o json     eight sequences together
     tegrad bench model model.gguf --vs llama.cpp                   and llama-bench's own rows below
+    tegrad bench loading model.gguf --readers 2 --mib 4            how the reading of its file is best cut
 
 Tokens are random, and those that are decoded are greedy ones by the engine of `tegrad run`; the first repetition of
 each test is not counted. A prompt's time ends when its last logits are on the host.
+
+A load of `tegrad bench loading` is opening the file, allocating every buffer, reading, copying and repacking, to the
+last repacked byte on the device; the first may be from a cold page cache. Times are the clock's on the wall.
 """
 
 from __future__ import annotations
@@ -13,22 +17,27 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import numpy as np
 
 import tegrad
 from tegrad.bench import peers
 from tegrad.bench.columns import Case, Subject, row
-from tegrad.bench.gpu import board, opened
+from tegrad.bench.gpu import board, opened, printed
 from tegrad.bench.prefill import together
 from tegrad.bench.record import RecordError, machine, now, versions
+from tegrad.llm import packed, stream
 from tegrad.llm.arch import DEFAULT_CONTEXT
 from tegrad.llm.engine import Engine
 from tegrad.llm.gguf import Gguf
+from tegrad.llm.packed import PackedModel
 from tegrad.llm.sampling import Settings
+from tegrad.nv.gpu import Gpu
 
 FIRST_TOKEN: Final = 1
 SPARE: Final = 8
@@ -133,3 +142,57 @@ def peer(path: Path, wanted: Sequence[Case], repetitions: int, *, q8: bool = Fal
             "backends": f"{best['backends']}, {peers.LLAMA}", "machine": machine(),
             "command": peers.shown("llama-bench", arguments, path),
         }  # fmt: skip
+
+
+# ---- loads of a model
+
+
+LOADS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One load: how it was cut, its seconds, and those until the first byte had arrived."""
+
+    readers: int
+    mib: int
+    seconds: float
+    first: float
+    gb_s: float
+
+
+def load(path: Path, device: Gpu, readers: int, mib: int) -> Load:
+    """Load a model once, with so many reading threads and pieces of so many MiB."""
+    arrived: list[float] = []
+
+    def progress(done: int, total: int) -> None:
+        if not arrived:
+            arrived.append(time.perf_counter())
+
+    size = mib << 20
+    with (
+        patch.multiple(stream, READERS=readers, HOST_BLOCKS=2 * readers, PIECE_BYTES=size),
+        patch.object(packed, "PIECE_BYTES", size),
+    ):
+        begun = time.perf_counter()
+        with PackedModel.load(path, device.device, progress):
+            seconds = time.perf_counter() - begun
+    return Load(readers, mib, seconds, arrived[0] - begun, path.stat().st_size / seconds / 1e9)
+
+
+def loads(device: Gpu, path: Path, readers: Sequence[int], sizes: Sequence[int]) -> Iterator[Load]:
+    """LOADS loads of every cut."""
+    for count, mib, _ in product(readers, sizes, range(LOADS)):
+        yield load(path, device, count, mib)
+
+
+def show_loading(path: Path, readers: Sequence[int], sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Print the loads of a model on this machine's GPU, by default as it is loaded; the rows."""
+
+    def line(row: Load) -> str:
+        what = f"{row.readers} readers, {row.mib} MiB: {row.seconds:.3f} s"
+        return f"{what}, first after {row.first:.3f} s, {row.gb_s:.1f} GB/s"
+
+    with opened() as device:
+        rows = loads(device, path, readers or [stream.READERS], sizes or [stream.PIECE_BYTES >> 20])
+        return [asdict(row) for row in printed(rows, line)]

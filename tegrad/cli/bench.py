@@ -476,9 +476,9 @@ def loading(
     tegrad bench loading model.gguf
     tegrad bench loading model.gguf --readers 2 --readers 8 --mib 4 --mib 32 --json
     """
-    from tegrad.bench.loading import show
+    from tegrad.bench.model import show_loading
 
-    _last(show(model, readers or (), mib or ()), json_)
+    _last(show_loading(model, readers or (), mib or ()), json_)
 
 
 @app.command(epilog="tegrad bench sampling 128256")

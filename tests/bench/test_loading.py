@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
 from tiny_llama import TYPE, Shape, write
 
-from tegrad.bench import loading
+from tegrad.bench import model
 from tegrad.cli.bench import app
 from tegrad.llm import stream
 from tegrad.llm.errors import GgufError
@@ -47,7 +47,7 @@ def test_the_clock_of_a_load_starts_with_it(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "model.gguf"
     path.write_bytes(b"\0" * 6000)
     ticks = iter((1000.0, 1002.0, 1006.0))
-    monkeypatch.setattr(loading.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(model.time, "perf_counter", lambda: next(ticks))
 
     @contextmanager
     def load(path: Path, device: object, progress: Callable[[int, int], None]) -> Iterator[None]:
@@ -55,8 +55,8 @@ def test_the_clock_of_a_load_starts_with_it(tmp_path: Path, monkeypatch: pytest.
         progress(2, 6000)
         yield
 
-    monkeypatch.setattr(loading.PackedModel, "load", load)
-    found = loading.load(path, SimpleNamespace(device="NV"), readers=1, mib=2)
+    monkeypatch.setattr(model.PackedModel, "load", load)
+    found = model.load(path, SimpleNamespace(device="NV"), readers=1, mib=2)
     assert (found.first, found.seconds, found.gb_s) == (2.0, 6.0, 1e-6)
 
 
