@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tegrad.bench import record  # noqa: E402
-from tegrad.bench.history import History  # noqa: E402
 
 RESULT = ROOT / "results" / "long-tests.json"
 COMMAND = 'pytest -q -m "long and not hardware" -n 2'
@@ -36,7 +35,7 @@ def results(report: Path) -> dict[str, Any]:
     return {
         "command": COMMAND,
         "date": record.now(),
-        "commit": History(ROOT).head(versions["tegrad_sources"]) or None,
+        "commit": record.History(ROOT).head(versions["tegrad_sources"]) or None,
         "machine": record.machine(),
         "versions": versions,
         "passed": sum(test["outcome"] == "passed" for test in tests.values()),

@@ -1,6 +1,7 @@
-"""results/figures.json, README's table of it, and what the figures of decoding and prompts are to reach.
+"""results/figures.json: its rows, their age, README's table of them, and what decoding and prompts are to reach.
 
-A row for every figure is computed from its samples file and never typed; README's table is computed from the rows.
+A row for every figure is computed from its samples file and never typed; README's table is computed from the rows. A
+row's age is counted from the commit that its record names, or else from the one that brought its samples.
 """
 
 from __future__ import annotations
@@ -8,13 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 from tegrad.bench.gpu import board
-from tegrad.bench.history import Age, History, age
-from tegrad.bench.record import Record, RecordError, Side, file_hash, make
+from tegrad.bench.record import History, Record, RecordError, Side, file_hash, make
 
 SIGNIFICANT_DIGITS = 5
 
@@ -123,6 +124,103 @@ class Results:
         """Ids whose stored row differs from what its samples give (edited, missing, or left over)."""
         now, then = ({r["id"]: r for r in rows} for rows in (self.compute(), self.stored()))
         return sorted(id for id in now.keys() | then.keys() if now.get(id) != then.get(id))
+
+
+# ---- how old a row is: what of the code that it measures has changed since
+
+
+_ASIDE: Final = tuple(
+    f":(exclude)tegrad/llm/{name}.py"
+    for name in ("dequant", "exact", "model", "interpreter", "quality", "quantize", "reference", "session", "weights")
+)
+"""Tinygrad's way through a model, and what only tests and measurements use."""
+_TEXT: Final = tuple(
+    f":(exclude)tegrad/llm/{name}.py" for name in ("generate", "pieces", "sandbox", "template", "tokenizer")
+)
+_STEPS: Final = ("tegrad/llm", "tegrad/nv", "tegrad/hw", "tegrad/bench/models.py", *_ASIDE, *_TEXT)
+_BOARD: Final = ("tegrad/orin", "tegrad/uapi", "tegrad/hw")
+
+FAMILIES: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
+    ("decode-*", "prefill-*", "batch*", "grammar-decode-share", "host-us-per-token", "token-gap-us"): _STEPS,
+    ("serve-fuzz-requests",): (
+        *("tegrad/serve", "tegrad/llm", "tests/serve/request_fuzz.py"),
+        *(":(exclude)tegrad/serve/page", ":(exclude)tegrad/llm/kernels"),
+    ),
+    ("serve-*",): (*_STEPS, "tegrad/serve"),
+    ("first-run-tok-s", "load-to-first-token"): (
+        *("tegrad/llm", "tegrad/nv", "tegrad/hw", "tegrad/uapi", "tegrad/cli/run.py", "tegrad/models"),
+        *_ASIDE,
+    ),
+    ("ppl-*",): ("tegrad/llm", "tegrad/nv", "tegrad/hw", "tegrad/models", *_ASIDE),
+    ("matvec-fix-*",): (
+        *("tegrad/nv", "tegrad/hw", "tegrad/bench/graph.py", "tegrad/bench/models.py"),
+        *(f"tegrad/llm/{name}.py" for name in ("arch", "dequant", "gguf", "model", "session", "weights")),
+    ),
+    ("*-nv-vs-cuda", "eager-launch-us"): ("tegrad/nv", "tegrad/hw", "tegrad/bench/rows.py"),
+    ("replay-mlp-*",): ("tegrad/nv", "tegrad/hw", "tegrad/bench/mlp.py"),
+    ("engine-*",): ("tegrad/ptx", "tegrad/bench/engine.py"),
+    ("orin-agx-estimate-*",): (
+        *(f"tegrad/bench/{name}.py" for name in ("kernels", "limits", "models", "plans")),
+        *("tegrad/llm", "tegrad/hw/chips.py", *_ASIDE, *_TEXT),
+    ),
+    ("ptx-oracle-*",): ("tegrad/ptx", "tests/ptx/oracle"),
+    ("ptx-forms-without-oracle",): ("tegrad/llm/kernels", "tests/ptx/oracle", "tests/data/ptx-forms.json"),
+    ("nvgpu-oracle-*",): ("tegrad/orin", "tegrad/hw", "tests/orin/nvgpu_oracle", "tests/data/nvgpu-oracle.json.xz"),
+    ("aarch64-tests-*",): ("tegrad", "tests", "tools/aarch64"),
+    ("ci-minutes",): ("tegrad", "tests", "tools", "examples", "Makefile", "pyproject.toml"),
+    ("random-mutants-killed",): ("tegrad", "tests", "tools/mutants"),
+    ("conformance-*",): (*_BOARD, "tegrad/conformance", "tests/conformance"),
+    ("board-fuzz-steps",): (*_BOARD, "tests/orin/fuzz"),
+    ("board-l2-cost-percent",): (*_BOARD, "tegrad/nv", "tegrad/ptx"),
+    ("upstream-test-ops-board-*",): (*_BOARD, "tegrad/nv", "tegrad/ptx"),
+    ("gguf-mutants-first",): ("tegrad/llm", "tegrad/cli/run.py", "tests/llm/gguf_fuzz", ":(exclude)tegrad/llm/kernels"),
+    ("gguf-mutants-families",): (
+        *("tegrad/llm", "tegrad/serve", "tegrad/hub", "tegrad/cli/models.py", "tests/llm/gguf_fuzz"),
+        *(":(exclude)tegrad/serve/page", ":(exclude)tegrad/llm/kernels"),
+    ),
+}
+"""By ids (shell patterns): the paths whose code a figure measures, as git takes them. What measures is not among them,
+but where it is itself the work."""
+
+
+def paths(id: str) -> tuple[str, ...]:
+    """What a figure measures, as git's pathspecs; LookupError for an id that no family has."""
+    for patterns, found in FAMILIES.items():
+        if any(fnmatch(id, pattern) for pattern in patterns):
+            return found
+    raise LookupError(f"{id} belongs to no family of tegrad/bench/figures.py: say there which paths it measures")
+
+
+@dataclass(frozen=True, slots=True)
+class Age:
+    """How old a row is: the commit that it is counted from, and the later ones that changed what it measures."""
+
+    commit: str
+    taken: bool
+    """The commit holds the sources that were measured; else it brought the samples, which may be older."""
+    commits: int
+
+    @property
+    def mark(self) -> str:
+        """What to print beside the row; empty where nothing has changed."""
+        if not self.commits:
+            return ""
+        least = "" if self.taken else "at least "
+        return f"older than its code: {least}{self.commits} commit{'s' * (self.commits > 1)}"
+
+
+def age(history: History, id: str, samples: Path, date: str, commit: str = "") -> Age | None:
+    """How old a row is: `commit` and `date` as its record has them, `samples` its file. None where nobody can tell."""
+    taken = history.has(commit)
+    base = commit if taken else history.brought(samples, date)
+    return Age(base, taken, history.changes(base, paths(id))) if base else None
+
+
+def as_json(row: Mapping[str, Any], age: Age | None) -> dict[str, Any]:
+    """A row for a program, with its age; nulls where nobody can tell."""
+    if age is None:
+        return {**row, "counted_from": None, "counted_from_taken": None, "older_by_commits": None}
+    return {**row, "counted_from": age.commit, "counted_from_taken": age.taken, "older_by_commits": age.commits}
 
 
 # ---- README's table

@@ -1,4 +1,10 @@
-"""One measurement on disk: every sample, what was run, on what, with which versions."""
+"""One measurement on disk: every sample, what was run, on what, with which versions, and of which commit.
+
+That is the commit whose sources were measured, where it is known: a checkout without changes of its own says so when it
+measures, and of samples from elsewhere `History.holding` finds it by the hash of the sources. Where there is no
+repository with its whole history, as in a wheel or a shallow clone, `History.known` is false, there is no commit, and
+nothing here raises or is printed.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +20,15 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from functools import cached_property
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any, Final
 
 import tegrad
 from tegrad import machine as system
-from tegrad.bench.history import SOURCES, History, digest_of
 from tegrad.errors import TegradError
 from tegrad.uapi.releases import l4t
 
@@ -31,8 +38,11 @@ PACKAGES = (
     *("starlette", "uvicorn", "llguidance", "schemathesis", "hypothesis"),
 )
 
+SOURCES: Final = (".py", ".cu", ".cuh")
+"""Files of the package that decide what is measured."""
 SMI = ("name", "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem")
 """What nvidia-smi is asked."""
+_ELSEWHERE: Final = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR"})
 
 
 class RecordError(TegradError):
@@ -210,6 +220,14 @@ def source_digest() -> str:
     return digest_of((path.relative_to(PACKAGE), path.read_bytes()) for path in files)
 
 
+def digest_of(sources: Iterable[tuple[PurePath, bytes]]) -> str:
+    """First 16 hex digits of a SHA-256 over sources: names below the package, and contents."""
+    digest = hashlib.sha256()
+    for path, content in sorted(sources):
+        digest.update(str(path).encode() + b"\0" + content)
+    return digest.hexdigest()[:16]
+
+
 def output(command: Sequence[str], shown: str, timeout: float | None = None, **how: Any) -> str:
     """What a process prints; RecordError with its last words where it fails, or where it takes too long.
 
@@ -240,3 +258,121 @@ def _nvidia_smi() -> dict[str, str]:
     first = done.stdout.strip().splitlines()[0] if done.returncode == 0 and done.stdout.strip() else ""
     told = zip(SMI, map(str.strip, first.split(",")), strict=False)
     return {name: value for name, value in told if value and not value.startswith("[")}
+
+
+# ---- the repository around a folder
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without what names another repository: git sets it for hooks."""
+    return {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
+
+
+class History:
+    """The repository that holds a folder, if any."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def _git(self, *arguments: str, at: Path | None = None) -> bytes | None:
+        """What git prints; None where it fails or is not there."""
+        command = ["git", "-C", str(at or self._top), *arguments]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, check=False, stdin=subprocess.DEVNULL, env=_environment()
+            )
+        except OSError:
+            return None
+        return done.stdout if done.returncode == 0 else None
+
+    def _text(self, *arguments: str) -> str:
+        return (self._git(*arguments) or b"").decode().strip()
+
+    @cached_property
+    def _top(self) -> Path | None:
+        folder = self._folder.absolute()  # which a first figure makes
+        there = next(path for path in (folder, *folder.parents) if path.is_dir())
+        said = self._git("rev-parse", "--show-toplevel", at=there)
+        return Path(said.decode().strip()) if said else None
+
+    @cached_property
+    def known(self) -> bool:
+        """Whether there is a repository with at least one commit and none cut off."""
+        return self._top is not None and self._text("rev-parse", "--is-shallow-repository", "HEAD")[:5] == "false"
+
+    def head(self, digest: str) -> str:
+        """The newest commit, if its package has this `digest_of`; else empty."""
+        if not self.known:
+            return ""
+        commit = self._text("rev-parse", "HEAD")
+        with self._blobs() as blobs:
+            return commit if self._digest(commit, blobs) == digest else ""
+
+    def has(self, commit: str) -> bool:
+        """Whether HEAD comes from a commit."""
+        return bool(commit) and self.known and self._git("merge-base", "--is-ancestor", commit, "HEAD") is not None
+
+    def brought(self, file: Path, text: str) -> str:
+        """The newest commit that put a text into a file; empty where there is none."""
+        return self._text("log", "-1", "--format=%H", f"-S{text}", "--", str(file.absolute())) if self.known else ""
+
+    def changes(self, since: str, paths: Sequence[str]) -> int:
+        """How many commits after `since` changed files of these pathspecs; 0 where they are again as they were."""
+        if self._git("diff", "--quiet", since, "HEAD", "--", *paths) is not None:
+            return 0
+        return int(self._text("rev-list", "--count", f"{since}..HEAD", "--", *paths) or 0)
+
+    # --- sources by their hash ---------------------------------------------------------------------------------------
+
+    def holding(self, digest: str, date: str) -> str:
+        """The newest commit up to a date (such as 2026-11-22T14:49:52Z) whose package has this `digest_of`.
+
+        The oldest of later ones where none is before; empty where none has it. Reads every commit, for seconds.
+        """
+        limit = datetime.datetime.fromisoformat(date).timestamp()
+        found = [(when, commit) for when, commit, own in self._digests if own == digest]
+        before = [commit for when, commit in found if when <= limit]
+        return before[0] if before else found[-1][1] if found else ""
+
+    @cached_property
+    def _digests(self) -> list[tuple[int, str, str]]:
+        """Time, commit and hash of the package's sources of every commit, newest first."""
+        if not self.known:
+            return []
+        log = [line.split() for line in self._text("log", "--format=%ct %H").splitlines()]
+        with self._blobs() as blobs:
+            return [(int(when), commit, self._digest(commit, blobs)) for when, commit in log]
+
+    @contextmanager
+    def _blobs(self) -> Iterator[_Blobs]:
+        command = ["git", "-C", str(self._top), "cat-file", "--batch"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment()) as batch:
+            yield _Blobs(batch)
+
+    def _digest(self, commit: str, blobs: _Blobs) -> str:
+        return digest_of(self._sources(commit, blobs))
+
+    def _sources(self, commit: str, blobs: _Blobs) -> Iterator[tuple[PurePath, bytes]]:
+        for line in self._text("ls-tree", "-r", commit, "tegrad/").splitlines():
+            entry, _, name = line.partition("\t")
+            path = PurePosixPath(name)
+            if path.suffix in SOURCES:
+                yield path.relative_to("tegrad"), blobs[entry.split()[2]]
+
+
+class _Blobs:
+    """Files of a repository by their hash, from `git cat-file --batch`; each is read once."""
+
+    def __init__(self, batch: subprocess.Popen[bytes]) -> None:
+        assert batch.stdin is not None
+        assert batch.stdout is not None
+        self._to, self._from = batch.stdin, batch.stdout
+        self._known: dict[str, bytes] = {}
+
+    def __getitem__(self, name: str) -> bytes:
+        if name not in self._known:
+            self._to.write(f"{name}\n".encode())
+            self._to.flush()
+            said = self._from.readline().split()  # NAME missing, where only a part was cloned
+            self._known[name] = self._from.read(int(said[2]) + 1)[:-1] if len(said) == 3 else b""
+        return self._known[name]

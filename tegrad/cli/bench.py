@@ -78,8 +78,7 @@ def figures(
     In a checkout README's table is written from the rows, and each row says how many commits older it is than the code
     that it measures.
     """
-    from tegrad.bench.figures import Results, readme_beside, with_table
-    from tegrad.bench.history import as_json
+    from tegrad.bench.figures import Results, as_json, readme_beside, with_table
     from tegrad.bench.measures import MEASURES
 
     folder, page = Results(results), readme_beside(results)

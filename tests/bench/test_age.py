@@ -14,10 +14,9 @@ from types import MappingProxyType
 import pytest
 
 from tegrad.bench import record as records
-from tegrad.bench.figures import Results
-from tegrad.bench.history import FAMILIES, SOURCES, Age, History, age, as_json, digest_of, paths
+from tegrad.bench.figures import FAMILIES, Age, Results, age, as_json, paths
 from tegrad.bench.measures import MEASURES
-from tegrad.bench.record import Side, make
+from tegrad.bench.record import SOURCES, History, Side, digest_of, make
 
 REPOSITORY = Path(__file__).parents[2]
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")

@@ -137,8 +137,7 @@ def keep_modelled(path: Path, model: str) -> None:
 
 
 def _put(path: Path, model: str, found: Mapping[str, Any]) -> None:
-    from tegrad.bench.history import History
-    from tegrad.bench.record import machine, now, versions
+    from tegrad.bench.record import History, machine, now, versions
 
     own = versions()
     commit = History(ROOT).head(own["tegrad_sources"])
