@@ -22,17 +22,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("tegrad.cli.run", "Generate text from a GGUF model (the shipped one by default)."),
     "chat": ("tegrad.cli.chat", "Talk with a GGUF model in the terminal."),
     "embed": ("tegrad.cli.embed", "Print a vector for each text, by a GGUF embedding model."),
-    "eval": ("tegrad.cli.evaluate", "Print a model's held-out bits per byte and its share of known words."),
-    "serve": ("tegrad.cli.serve", "Serve models over HTTP: OpenAI's, Ollama's and Anthropic's APIs, and a page."),
+    "eval": ("tegrad.cli.evaluate", "Print a model's bits per byte and its share of known words."),
+    "serve": ("tegrad.cli.serve", "Serve models over HTTP: OpenAI's, Ollama's, Anthropic's APIs."),
     "pull": ("tegrad.cli.pull", "Fetch a model from the Hugging Face hub by its name."),
-    "models": ("tegrad.cli.models", "List the models that are here, what context fits, or remove one."),
+    "models": ("tegrad.cli.models", "List the models that are here, what fits, or remove one."),
     "doctor": ("tegrad.cli.doctor", "Say what was found, what is missing and what to do."),
-    "klog": ("tegrad.cli.klog", "Show what the GPU's drivers wrote to the kernel log, and what it means."),
-    "profile": ("tegrad.cli.profile", "Show where a token's time goes, or a program's: table, Perfetto trace."),
+    "klog": ("tegrad.cli.klog", "Explain what the GPU's drivers wrote to the kernel log."),
+    "profile": ("tegrad.cli.profile", "Show where a token's time goes, or a program's."),
     "bench": ("tegrad.cli.bench", "Measure, record and recompute the figures in results/."),
-    "conformance": ("tegrad.cli.conformance", "Check the drivers found here against the rules of nvgpu and nvmap."),
-    "selftest": ("tegrad.cli.selftest", "Try this machine's GPU stage by stage, the least risky first, and report."),
-    "trace": ("tegrad.cli.trace", "Show every driver call of a command, decoded; read and compare traces."),
+    "conformance": ("tegrad.cli.conformance", "Check the drivers here against rules of nvgpu and nvmap."),
+    "selftest": ("tegrad.cli.selftest", "Try this machine's GPU stage by stage, least risky first."),
+    "trace": ("tegrad.cli.trace", "Show a command's driver calls; read and compare traces."),
     "board": ("tegrad.cli.board", "Start, stop and inspect emulated boards."),
 }
 
@@ -83,10 +83,11 @@ def build(argv: Sequence[str]) -> typer.Typer:
             app.command(name, help=line)(lambda: None)
             continue
         loaded = importlib.import_module(module)
+        epilog = getattr(loaded, "EPILOG", None)
         if hasattr(loaded, "app"):
-            app.add_typer(loaded.app, name=name, help=line, epilog=getattr(loaded, "EPILOG", None))
+            app.add_typer(loaded.app, name=name, help=getattr(loaded, "HELP", line), epilog=epilog)
         else:
-            app.command(name, epilog=getattr(loaded, "EPILOG", None))(getattr(loaded, module.rsplit(".", 1)[1]))
+            app.command(name, epilog=epilog)(getattr(loaded, module.rsplit(".", 1)[1]))
     return app
 
 

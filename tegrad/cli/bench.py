@@ -30,6 +30,7 @@ app.add_typer(
     serve,
     name="serve",
     help="Measure `tegrad serve` under load: beside llama-server, beside its engine.",
+    short_help="Measure `tegrad serve` under load, beside llama-server.",
     epilog="tegrad bench serve load 1b-q6k",
 )
 
@@ -64,7 +65,10 @@ def _name(command: CommandInfo) -> str:
     return command.name or str(getattr(command.callback, "__name__", ""))
 
 
-@app.command(epilog="tegrad bench figures --no-measure")
+@app.command(
+    epilog="tegrad bench figures --no-measure",
+    short_help="Measure again what needs no GPU, and recompute figures.json.",
+)
 def figures(
     results: Root = DEFAULT,
     check: Annotated[
@@ -163,7 +167,10 @@ def dependencies(
     _last(show(forms or ()), json_)
 
 
-@app.command(epilog="tegrad bench decode decode-3b-q6k --plan one")
+@app.command(
+    epilog="tegrad bench decode decode-3b-q6k --plan one",
+    short_help="Measure decoding and prompts, ours and llama.cpp's in turn.",
+)
 def decode(
     figures: Annotated[
         list[str] | None, typer.Argument(help="Figures; all that are compared with llama.cpp if left out.")
@@ -210,7 +217,10 @@ def decode(
     raise typer.Exit(any(line["error"] for line in lines))
 
 
-@app.command(epilog="tegrad bench tinygrad launch matmul-f16-2048 --vs torch")
+@app.command(
+    epilog="tegrad bench tinygrad launch matmul-f16-2048 --vs torch",
+    short_help="Measure tinygrad's own work through NV and through a peer.",
+)
 def tinygrad(
     rows: Annotated[
         list[str] | None,
@@ -630,7 +640,7 @@ Slots = Annotated[int, typer.Option(min=1, max=64, help="Our server's.")]
 Out = Annotated[Path | None, typer.Option(help="A folder for rounds and samples instead of the results.")]
 
 
-@serve.command()
+@serve.command(short_help="Measure our server and llama-server in turn, the same requests.")
 def load(
     models: Annotated[list[str], typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")],
     clients: Annotated[list[int] | None, typer.Option(min=1, help="How many send requests; 1, 32, 8 and 64.")] = None,
@@ -665,7 +675,10 @@ def load(
                 typer.echo(f"{given.model}, {count} clients: the server takes {values} longer than its engine alone")
 
 
-@serve.command(epilog="tegrad bench serve replicas 1b-q6k --out FOLDER")
+@serve.command(
+    epilog="tegrad bench serve replicas 1b-q6k --out FOLDER",
+    short_help="Measure two replicas, each on a GPU of its own, against one.",
+)
 def replicas(
     model: Annotated[str, typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
     clients: Annotated[int, typer.Option(min=1, help="How many send requests; more than two GPUs' slots.")] = 128,
@@ -691,7 +704,10 @@ def replicas(
         _keep(record, out)
 
 
-@serve.command(epilog="tegrad bench serve same --requests 100")
+@serve.command(
+    epilog="tegrad bench serve same --requests 100",
+    short_help="Count the answers that are others under load than alone.",
+)
 def same(
     model: Annotated[str, typer.Argument(help="SHAPE-FORMAT, as in tegrad.bench.models.")] = "1b-q6k",
     requests: Annotated[int, typer.Option(min=1, help="Each is answered alone and under load.")] = 1000,
@@ -733,7 +749,7 @@ def _keep(record: Record, out: Path | None, results: Path = DEFAULT) -> None:
         Results(results).add(record)
 
 
-@app.command("list", epilog="tegrad bench list")
+@app.command("list", epilog="tegrad bench list", short_help="List the figures, and whether each needs a GPU.")
 def list_() -> None:
     """List the figures that can be measured, and whether each needs a GPU."""
     from tegrad.bench.measures import MEASURES
@@ -742,10 +758,18 @@ def list_() -> None:
         typer.echo(f"{measure.id:32} {'GPU' if measure.needs_gpu else 'any':4} {measure.what}")
 
 
-app.command(epilog="tegrad bench model model.gguf -p 512 -n 128 -d 0,4096 --vs llama.cpp")(bench_model.model)
-app.command(epilog="tegrad bench compare before.json after.json")(bench_model.compare)
+app.command(
+    epilog="tegrad bench model model.gguf -p 512 -n 128 -d 0,4096 --vs llama.cpp",
+    short_help="Measure a model, in rows with llama-bench's columns.",
+)(bench_model.model)
+app.command(
+    epilog="tegrad bench compare before.json after.json",
+    short_help="Say what changed between two results by more than noise.",
+)(bench_model.compare)
 app.command(epilog="tegrad bench tuning cpu-memory flush")(bench_model.tuning)
-app.command(epilog="tegrad bench report -o report.html")(bench_model.report)
+app.command(epilog="tegrad bench report -o report.html", short_help="Write results as one HTML page with plots.")(
+    bench_model.report
+)
 
 
 def _with_gpu(command: Callable[..., None]) -> Callable[..., None]:

@@ -64,7 +64,7 @@ def list_() -> None:
         typer.echo(f"{name:20} {found['chip']:16} {found['memory_limit'] / 2**30:6g} GiB  {clients or 'no clients'}")
 
 
-@app.command(epilog="tegrad board status my-board")
+@app.command(epilog="tegrad board status my-board", short_help="Say what a board holds, and what work it has done.")
 def status(
     name: Name,
     json_: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,

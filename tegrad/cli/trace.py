@@ -27,6 +27,7 @@ class _RunByDefault(TyperGroup):
 
 
 app = typer.Typer(no_args_is_help=True, cls=_RunByDefault)
+HELP = "Show every driver call of a command, decoded; read and compare traces."
 EPILOG = """\b
 tegrad trace -- tegrad run hello
 tegrad trace --summary -- python my_program.py"""
@@ -71,7 +72,9 @@ def run(
     raise typer.Exit(traced.code)
 
 
-@app.command(epilog="tegrad trace decode strace.log")
+@app.command(
+    epilog="tegrad trace decode strace.log", short_help="Read a trace, or strace's log, and name the calls in it."
+)
 def decode(
     file: Annotated[Path, typer.Argument(help="What strace or a trace wrote.")],
     json_: Json = False,

@@ -41,11 +41,17 @@ def helped(command: Any, parent: Any = None, *, name: str = "tegrad") -> Iterato
         yield from helped(each, context, name=below)
 
 
+def cut_off(text: str) -> list[str]:
+    """The commands of a list whose lines there was no room for."""
+    return re.findall(r"^  (\w+)  .*\.\.\.$", text.partition("\nCommands:\n")[2], re.MULTILINE)
+
+
 def test_help_fits_a_screen_and_shows_an_example() -> None:
     command = [sys.executable, "-m", "tegrad", "--help"]
     done = subprocess.run(command, env={**os.environ, "COLUMNS": "80"}, capture_output=True, text=True, check=True)
     assert len(done.stdout.splitlines()) <= 24
     assert 'tegrad run "In the beginning"' in done.stdout
+    assert cut_off(done.stdout) == []
 
 
 @pytest.mark.parametrize("top", cli.COMMANDS)
@@ -53,6 +59,7 @@ def test_each_commands_help_fits_a_screen_and_shows_an_example_that_is_understoo
     root: Any = typer.main.get_command(cli.build([top]))
     for path, context, text in helped(root.commands[top], typer.Context(root, info_name="tegrad"), name=top):
         assert len(text.splitlines()) <= (24 if path.count(" ") == 1 else 40), text
+        assert cut_off(text) == []
         examples = re.findall(rf"^ +(?:[A-Z_]+=\S+ )?{path}(?: (.*))?$", text, re.MULTILINE)
         assert examples, text
         for example in examples:
