@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tegrad.chat.talk import SETTINGS, TalkError
-from tegrad.llm.api import DEFAULTS
 
 if TYPE_CHECKING:
     from tegrad.chat.session import Session
@@ -42,7 +41,7 @@ def _set(session: Session, rest: str) -> None:
         if not value.strip():
             raise TalkError("a value is missing: /set temperature 0.7")
         session.talk.set(name, value.strip())
-    options = {**DEFAULTS, "max_tokens": None, **session.talk.options}
+    options: Mapping[str, object] = session.talk.llm.options(**{"max_tokens": None, **session.talk.options})
     told = [f"{each} {_word(options[each])}" for each in SETTINGS]
     session.screen.note(", ".join([*told, f"thoughts {'shown' if session.screen.thoughts else 'folded'}"]))
 

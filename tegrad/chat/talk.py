@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from tegrad.errors import TegradError
 from tegrad.kept import write_whole
-from tegrad.llm.api import LLM, SAMPLED, WHOLE, Stream, check
+from tegrad.llm.api import LLM, WHOLE, Stream, check
+from tegrad.llm.sampler import SAMPLED
 
 SETTINGS: Final = tuple(sorted({*SAMPLED, *WHOLE, "thinking"} - {"logprobs"}))
 """Options that `/set` changes."""

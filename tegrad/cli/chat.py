@@ -18,6 +18,7 @@ EPILOG: Final = options.SAMPLING
 
 
 def chat(
+    call: typer.Context,
     model: Annotated[str | None, typer.Argument(metavar="[MODEL]", hidden=True)] = None,
     system: Annotated[str, typer.Option(metavar="TEXT", help="The system prompt.")] = "",
     max_tokens: Annotated[
@@ -58,11 +59,7 @@ def chat(
     from tegrad.llm.gguf import Gguf
     from tegrad.llm.template import KEY
 
-    settings: dict[str, Any] = {
-        "max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
-        "repeat_penalty": repeat_penalty, "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty, "repeat_last_n": repeat_last_n, "seed": seed,
-    }  # fmt: skip
+    settings: dict[str, Any] = {"max_tokens": max_tokens, "seed": seed, **options.said(call)}
 
     def opened(name: str) -> LLM:
         path = located(name)

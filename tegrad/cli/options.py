@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -12,7 +12,7 @@ from tegrad.llm.start import choose_gpu, gpus
 SAMPLING: Final = """\b
 Sampling: --temperature 0.7 --top-p 0.95 --top-k 0 --min-p 0 --seed N
   --repeat-penalty 1 --presence-penalty 0 --frequency-penalty 0
-  --repeat-last-n 64 (docs/api.md, Options, explains each)"""
+  --repeat-last-n 64, where MODEL's file has no own (docs/api.md, Options)"""
 """What a command's help says of these, for which there is no room."""
 
 
@@ -22,6 +22,14 @@ def _gpu(number: int | None) -> int | None:
     if number is not None:
         choose_gpu(number)
     return number
+
+
+def said(call: typer.Context) -> dict[str, Any]:
+    """The options by which tokens are drawn that the command line has; the others may be the model's own."""
+    from tegrad.llm.sampler import SAMPLED
+
+    sources = {name: call.get_parameter_source(name) for name in SAMPLED}
+    return {name: call.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
 class Cache(StrEnum):

@@ -53,6 +53,7 @@ class UsageError(TegradError):
 
 
 def run(
+    call: typer.Context,
     words: Annotated[
         list[str] | None,
         typer.Argument(metavar="[MODEL] [PROMPT]", hidden=True, help="The prompt may be -, for stdin."),
@@ -95,12 +96,10 @@ def run(
     seed, q8 = secrets.randbits(32) if seed is None else seed, cache is options.Cache.Q8_0
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would take time to start and do nothing
     with nothing_collected(), ExitStack() as held, ThreadPoolExecutor(1, "tegrad-prompt") as beside:
-        from tegrad.llm.sampler import Sampler
+        from tegrad.llm.sampler import SAMPLED, Sampler, own_options, settings_of
 
-        sampler = Sampler(
-            temperature, top_k=top_k, top_p=top_p, min_p=min_p, repeat=repeat_penalty, presence=presence_penalty,
-            frequency=frequency_penalty, last_n=repeat_last_n, seed=seed,
-        )  # fmt: skip
+        drawn = {name: call.params[name] for name in SAMPLED}
+        Sampler(**settings_of(drawn))  # refuses what makes no sense before anything is opened
         notes: list[str] = []
         choose_device(tell=notes.append)
         in_chat = path != models.SMALL or system is not None if chat is None else chat
@@ -126,6 +125,8 @@ def run(
         session, steps = speaker(model, positions, q8=q8, reach=reach, progress=progress(path))
         load = time.perf_counter() - begun
         tokenizer, tokens = reading.result()
+        drawn |= own_options(model.metadata, options.said(call))
+        sampler = Sampler(seed=seed, **settings_of(drawn))
     from tegrad.llm.engine import Engine
     from tegrad.llm.generate import Reply
 

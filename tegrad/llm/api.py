@@ -26,7 +26,7 @@ from tegrad.llm.errors import ContextError, ModelError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf, Progress
 from tegrad.llm.grammar import Grammar, Masks
 from tegrad.llm.messages import render
-from tegrad.llm.sampler import Logprobs, Mask, Sampler
+from tegrad.llm.sampler import SAMPLED, Logprobs, Mask, Sampler, own_options, settings_of
 from tegrad.llm.serial import Serial, User
 from tegrad.llm.start import choose_device, speaker
 from tegrad.llm.template import Template, source_of
@@ -51,7 +51,7 @@ Tools: TypeAlias = Sequence[Tool]
 
 
 class Options(TypedDict, total=False):
-    """How an answer is made; the defaults are in `DEFAULTS`, docs/api.md tells what each does."""
+    """How an answer is made; docs/api.md tells what each does, `LLM.options` what it is where it is left out."""
 
     max_tokens: int | None
     temperature: float
@@ -89,18 +89,7 @@ DEFAULTS: Final[Options] = {
     "grammar": None,
     "thinking": None,
 }
-"""Those of `tegrad run` where it has them."""
-SAMPLED: Final[Mapping[str, str]] = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "min_p": "min_p",
-    "repeat_penalty": "repeat",
-    "presence_penalty": "presence",
-    "frequency_penalty": "frequency",
-    "repeat_last_n": "last_n",
-}
-"""Options that are `sampler.Settings`' fields."""
+"""Where the model's file says nothing either; those of `tegrad run` where it has them."""
 WHOLE: Final[Mapping[str, Any]] = {
     "max_tokens": NoneType, "seed": NoneType, "top_k": int, "repeat_last_n": int, "logprobs": NoneType
 }  # fmt: skip
@@ -184,8 +173,8 @@ class _Request:
             isinstance(token, int) and isinstance(value, int | float) for token, value in biases.items()
         ):
             raise ArgumentError(f"logit_bias={biases!r} does not say numbers of tokens: give such as {{13: -2.5}}")
-        settings = {field: given[name] for name, field in SAMPLED.items()}
-        sampler = Sampler(seed=seed, biases=tuple(biases.items()), logprobs=given["logprobs"], **settings)
+        biased = tuple(biases.items())
+        sampler = Sampler(seed=seed, biases=biased, logprobs=given["logprobs"], **settings_of(given))
         return cls(tokens, keep, sampler, seed, limit, stops)
 
 
@@ -399,6 +388,10 @@ class LLM(Closing):
             self._undo.callback(self._session.close)
         self._turns = Serial(self._undo.close)
 
+    def options(self, **given: Unpack[Options]) -> Options:
+        """All options of a request that gives these: the others are what the model's file says, or the default."""
+        return {**DEFAULTS, **cast("Options", own_options(self._file.metadata, given)), **given}
+
     def generate(self, prompt: str, **options: Unpack[Options]) -> Reply:
         """The text that follows a prompt. ContextError, ArgumentError, ModelError for settings without meaning."""
         return _whole(self.stream(prompt, **options))
@@ -505,6 +498,7 @@ class LLM(Closing):
             )  # fmt: skip
         self._config.check_prompt(tokens)
         self._check_length(len(tokens))
+        options = {**own_options(self._file.metadata, options), **options}
         request = _Request.of(tokens, not isinstance(prompt, str), options)
         mask = self._masks.mask(wanted) if wanted is not None else None
         return replace(request, read=read, mask=mask)

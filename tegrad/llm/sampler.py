@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -25,8 +25,56 @@ LARGEST_SETTING: Final = 1e9
 """Of any setting that is no probability."""
 LEAST_TEMPERATURE: Final = 1e-3
 """Temperatures between 0 and this are refused: the noise would drown in the rounding of logit / temperature."""
+LEAST_TOP_P: Final = 1e-6
+"""What is taken of a top-p of 0, or less: the likeliest token alone."""
 Mask: TypeAlias = Callable[[Sequence[int]], bytes | memoryview | None]
 """What may follow an answer's tokens so far: bit t % 32 of little-endian word t / 32 allows token t, None all."""
+
+
+SAMPLED: Final[Mapping[str, str]] = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repeat_penalty": "repeat",
+    "presence_penalty": "presence",
+    "frequency_penalty": "frequency",
+    "repeat_last_n": "last_n",
+}
+"""Options of commands, requests and programs that are `Settings`' fields."""
+OWN: Final[Mapping[str, tuple[str, Callable[[float], float]]]] = {
+    "temperature": ("temp", lambda said: said if said >= LEAST_TEMPERATURE else 0.0),
+    "top_p": ("top_p", lambda said: min(max(said, LEAST_TOP_P), 1.0)),
+    "top_k": ("top_k", lambda said: max(int(said), 0)),
+    "min_p": ("min_p", lambda said: min(max(said, 0.0), 1.0)),
+    "repeat_penalty": ("penalty_repeat", lambda said: said if said > 0 else 1.0),
+    "repeat_last_n": ("penalty_last_n", lambda said: min(int(said), HISTORY) if said >= 0 else HISTORY),
+}
+"""Options that a model's file may say, its key behind "general.sampling.", and what we take of a number there."""
+
+
+def own_options(metadata: Mapping[str, object], said: Mapping[str, object]) -> dict[str, Any]:
+    """The options that a model's file has for whoever does not say them, as llama.cpp takes them; `said` ones are not
+    among them.
+
+    There are none where a temperature of 0 is said: that takes the likeliest token, whatever the file has penalized.
+    """
+    temperature = said.get("temperature")
+    if isinstance(temperature, int | float) and temperature < LEAST_TEMPERATURE:
+        return {}
+    found: dict[str, Any] = {}
+    for name, (key, taken) in OWN.items():
+        value = metadata.get(f"general.sampling.{key}")
+        if name in said or isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if abs(value) <= LARGEST_SETTING:  # nor is what is not a number
+            found[name] = taken(value)
+    return found
+
+
+def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `Settings` that options say, of which all of `SAMPLED` are there."""
+    return {field: options[name] for name, field in SAMPLED.items()}
 
 
 NO_TOKEN: Final = "no token can be taken: the mask and the biases leave none; ask for something else"

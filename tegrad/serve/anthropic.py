@@ -48,7 +48,7 @@ async def _messages(models: Models, exchange: Exchange) -> None:
     name = models.find(body["model"]).name
     chat = await exchange.work(lambda: chat_of(body, name))
     async with models.use(body["model"]) as model:
-        wanted = wanted_of(body, model.tokenizer)
+        wanted = wanted_of(body, model)
         prompt = await conversation.chat_prompt(model, chat)
         message = _Message(model.about.name, thinks=thinks(body))
         with conversation.asked(model, [prompt], wanted) as (reply,):

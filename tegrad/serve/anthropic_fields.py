@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from tegrad.llm.grammar import Grammar
 from tegrad.llm.sampler import LARGEST_TOP_K
-from tegrad.llm.tokenizer import Tokenizer
 from tegrad.serve.conversation import Chat, Wanted, resumed
 from tegrad.serve.failures import unread
 from tegrad.serve.fields import Dictionary, Either, Field, Flag, Listed, Number, Object, Tagged, Text
+from tegrad.serve.model import Model
 from tegrad.serve.openai_fields import (
     JSON,
     LONGEST_STOP,
@@ -92,15 +92,15 @@ MESSAGES: Final = Object({
     "max_tokens": Field(whole(1, (1 << 31) - 1), required=True),
     "stream": Field(Flag(), False),
     "stop_sequences": Field(Listed(Text(most=LONGEST_STOP), most=MOST_STOPS), ()),
-    "temperature": Field(Number(0, 1), 1.0, about="0 takes the likeliest token"),
+    "temperature": Field(Number(0, 1), 1.0, about="0 takes the likeliest token", own=True),
     "top_p": SAMPLED["top_p"],
-    "top_k": Field(whole(0, LARGEST_TOP_K), 0, about="0 keeps all"),
+    "top_k": Field(whole(0, LARGEST_TOP_K), 0, about="0 keeps all", own=True),
 })  # fmt: skip
 
 
-def wanted_of(body: JSON, tokenizer: Tokenizer) -> Wanted:
+def wanted_of(body: JSON, model: Model) -> Wanted:
     """How a request wants its tokens taken; Failure."""
-    return sampled({**body, "stop": body["stop_sequences"]}, tokenizer, None)
+    return sampled({**body, "stop": body["stop_sequences"]}, model, None, rows=MESSAGES.fields)
 
 
 def thinks(body: JSON) -> bool:

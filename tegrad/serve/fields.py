@@ -213,6 +213,8 @@ class Field:
     default: Any = None
     required: bool = False
     about: str = ""
+    own: bool = False
+    """Left out it may be the model's own, for which it is read as None; the default is for a model that has none."""
 
     def schema(self) -> dict[str, Any]:
         """With null, which OpenAPI 3.1 writes as a type."""
@@ -237,7 +239,8 @@ class Object(Kind):
             given, where = value.get(name), f"{at}.{name}" if at else name
             if given is None and row.required:
                 raise Failure(f"{where} is missing: give {row.kind}", param=where)
-            made[name] = row.default if given is None else row.kind.read(given, where)
+            left_out = None if row.own else row.default
+            made[name] = left_out if given is None else row.kind.read(given, where)
         return made
 
     def schema(self) -> dict[str, Any]:

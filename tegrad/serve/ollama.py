@@ -235,7 +235,7 @@ async def _answered(
     answer = _Answer(words, thinks=body["think"] is not False)
     async with _use(models, body) as model:
         times.append(time.monotonic())
-        wanted, asked = wanted_of(body, model.tokenizer), await prompt(model)
+        wanted, asked = wanted_of(body, model), await prompt(model)
         times.append(time.monotonic())
 
         def logs(scored: Sequence[Scored]) -> JSON:

@@ -11,11 +11,10 @@ from typing import Any, Final
 
 from tegrad.llm.grammar import Grammar
 from tegrad.llm.sampler import HISTORY, LARGEST_SETTING, LARGEST_TOP_K, LIKELIEST
-from tegrad.llm.tokenizer import Tokenizer
 from tegrad.serve.conversation import Chat, Wanted, resumed
 from tegrad.serve.failures import Failure, unread
 from tegrad.serve.fields import Anything, Dictionary, Either, Field, Flag, Listed, Number, Object, Tagged, Text
-from tegrad.serve.model import LATEST, About
+from tegrad.serve.model import LATEST, About, Model
 from tegrad.serve.openai_fields import (
     FUNCTION,
     FUNCTION_CALL,
@@ -37,12 +36,14 @@ _ANY: Final = Number(-LARGEST_SETTING, LARGEST_SETTING, near=True)
 _SHARE: Final = Number(0, 1, near=True)
 
 OPTIONS: Final = Object({
-    "temperature": Field(Number(0, LARGEST_SETTING, near=True), 0.8, about="0 takes the likeliest token"),
-    "top_k": Field(Number(0, LARGEST_TOP_K, whole=True, near=True), 40, about="below 1 keeps all"),
-    "top_p": Field(_SHARE, 0.9),
-    "min_p": Field(_SHARE, 0.0),
-    "repeat_penalty": Field(Number(1e-3, LARGEST_SETTING), 1.1),
-    "repeat_last_n": Field(_INT, 64, about=f"tokens that penalties look back on, up to {HISTORY}; -1 is so many"),
+    "temperature": Field(Number(0, LARGEST_SETTING, near=True), 0.8, about="0 takes the likeliest token", own=True),
+    "top_k": Field(Number(0, LARGEST_TOP_K, whole=True, near=True), 40, about="below 1 keeps all", own=True),
+    "top_p": Field(_SHARE, 0.9, own=True),
+    "min_p": Field(_SHARE, 0.0, own=True),
+    "repeat_penalty": Field(Number(1e-3, LARGEST_SETTING), 1.1, own=True),
+    "repeat_last_n": Field(
+        _INT, 64, about=f"tokens that penalties look back on, up to {HISTORY}; -1 is so many", own=True
+    ),
     "presence_penalty": Field(_ANY, 0.0),
     "frequency_penalty": Field(_ANY, 0.0),
     "seed": Field(_INT, about="with it, an answer comes again; below 0 it is taken by chance"),
@@ -134,17 +135,17 @@ def _seconds(text: str) -> float:
     return sign * sum(float(number) * _UNITS.get(unit, 1.0) for number, unit in found)
 
 
-def wanted_of(body: JSON, tokenizer: Tokenizer) -> Wanted:
+def wanted_of(body: JSON, model: Model) -> Wanted:
     """How a request wants its tokens taken; Failure."""
     given = body["options"] or OPTIONS.read({})
     last_n, limit, seed = given["repeat_last_n"], given["num_predict"], given["seed"]
     rows = {
         **given,
         "max_tokens": min(limit, (1 << 31) - 1) if limit > 0 else None,
-        "repeat_last_n": HISTORY if last_n < 0 else min(last_n, HISTORY),
+        "repeat_last_n": last_n if last_n is None else HISTORY if last_n < 0 else min(last_n, HISTORY),
         "seed": seed if seed is not None and seed >= 0 else None,
     }  # fmt: skip
-    return sampled(rows, tokenizer, body["top_logprobs"] if body["logprobs"] else None)
+    return sampled(rows, model, body["top_logprobs"] if body["logprobs"] else None, rows=OPTIONS.fields)
 
 
 def grammar_of(body: JSON) -> Grammar | None:

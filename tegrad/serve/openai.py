@@ -67,7 +67,7 @@ async def _chat(models: Models, exchange: Exchange) -> None:
     name, logprobs = models.find(body["model"]).name, wanted_logprobs(body)
     chat = await exchange.work(lambda: chat_of(body, name))
     async with models.use(body["model"]) as model:
-        wanted = sampled(body, model.tokenizer, logprobs, body["max_completion_tokens"])
+        wanted = sampled(body, model, logprobs, body["max_completion_tokens"])
         prompt = await conversation.chat_prompt(model, chat)
         await _answered(exchange, model, body, [prompt], wanted, Chats(model))
 
@@ -80,7 +80,7 @@ async def _completions(models: Models, exchange: Exchange) -> None:
     if body["best_of"] not in (None, body["n"]):
         raise Failure(f"best_of differs from n: all answers are given, set both to {body['best_of']}", param="best_of")
     async with models.use(body["model"]) as model:
-        wanted = sampled(body, model.tokenizer, body["logprobs"])
+        wanted = sampled(body, model, body["logprobs"])
         given, grammar = several(body["prompt"]), grammar_of(body["grammar"], None)
         prompts = [await _prompt(model, one, grammar) for one in given]
         texts = (one if isinstance(one, str) else model.tokenizer.decode(one) for one in given)

@@ -15,12 +15,21 @@ import numpy as np
 
 from tegrad.llm.errors import ModelError
 from tegrad.llm.grammar import Grammar
-from tegrad.llm.sampler import BIASES, HISTORY, LARGEST_TOP_K, LEAST_TEMPERATURE, LIKELIEST
+from tegrad.llm.sampler import (
+    BIASES,
+    HISTORY,
+    LARGEST_TOP_K,
+    LEAST_TEMPERATURE,
+    LEAST_TOP_P,
+    LIKELIEST,
+    own_options,
+)
 from tegrad.llm.sampling import Settings
 from tegrad.llm.tokenizer import Tokenizer
 from tegrad.serve.conversation import Chat, Wanted
 from tegrad.serve.failures import SHOWN, Failure, unread
 from tegrad.serve.fields import Absent, Dictionary, Either, Field, Flag, Listed, Number, Object, Tagged, Text
+from tegrad.serve.model import Model
 
 JSON: TypeAlias = dict[str, Any]
 
@@ -52,14 +61,14 @@ GRAMMAR: Final = Either((
 LIMIT: Final = Either((whole(-1, -1), whole(1, (1 << 31) - 1)))
 """Tokens of an answer; the samples of LM Studio and llama.cpp have -1."""
 SAMPLED: Final[Mapping[str, Field]] = {
-    "temperature": Field(Number(0, 2), 1.0, about="0 takes the likeliest token"),
-    "top_p": Field(Number(0, 1), 1.0),
-    "top_k": Field(whole(-1, LARGEST_TOP_K), 0, about="0 and -1 keep all"),
-    "min_p": Field(Number(0, 1), 0.0),
+    "temperature": Field(Number(0, 2), 1.0, about="0 takes the likeliest token", own=True),
+    "top_p": Field(Number(0, 1), 1.0, own=True),
+    "top_k": Field(whole(-1, LARGEST_TOP_K), 0, about="0 and -1 keep all", own=True),
+    "min_p": Field(Number(0, 1), 0.0, own=True),
     "presence_penalty": Field(Number(-2, 2), 0.0),
     "frequency_penalty": Field(Number(-2, 2), 0.0),
-    "repeat_penalty": Field(Number(1e-3, 1e3), 1.0),
-    "repeat_last_n": Field(whole(0, HISTORY), 64, about="tokens that penalties look back on"),
+    "repeat_penalty": Field(Number(1e-3, 1e3), 1.0, own=True),
+    "repeat_last_n": Field(whole(0, HISTORY), 64, about="tokens that penalties look back on", own=True),
     "logit_bias": Field(
         Dictionary(Number(BAN, -BAN), most=BIASES), about="by token; the least one bans the token"
     ),
@@ -175,14 +184,23 @@ EMBEDDINGS: Final = Object({
 })  # fmt: skip
 
 
-def sampled(body: Mapping[str, Any], tokenizer: Tokenizer, logprobs: int | None, limit: int | None = None) -> Wanted:
-    """How a request wants its tokens taken, by the fields of `SAMPLED` that it has; Failure."""
-    body = {**{name: row.default for name, row in SAMPLED.items()}, **body}
+def sampled(
+    body: Mapping[str, Any], model: Model, logprobs: int | None, limit: int | None = None,
+    rows: Mapping[str, Field] = SAMPLED,
+) -> Wanted:  # fmt: skip
+    """How a request wants its tokens taken, by the fields of `SAMPLED` that it has, `rows` in their place; Failure.
+
+    What it leaves out is the model's own, or else the default.
+    """
+    tokenizer, usual = model.tokenizer, {**SAMPLED, **rows}
+    said = {name: body[name] for name in SAMPLED if body.get(name) is not None}
+    own = own_options(model.about.metadata, said)
+    body = {**{name: usual[name].default for name in SAMPLED}, **own, **said}
     temperature = body["temperature"]
     try:
         settings = Settings(
             temperature=temperature if temperature >= LEAST_TEMPERATURE else 0.0,
-            top_p=max(body["top_p"], 1e-6),
+            top_p=max(body["top_p"], LEAST_TOP_P),
             min_p=body["min_p"],
             top_k=max(body["top_k"], 0),
             repeat=body["repeat_penalty"],

@@ -35,7 +35,8 @@ async def _response(models: Models, exchange: Exchange) -> None:
     exchange.broken = events.failed
     async with models.use(body["model"]) as model:
         logprobs = body["top_logprobs"] if LOGPROBS in body["include"] else None
-        wanted = sampled(body, model.tokenizer, logprobs, body["max_output_tokens"])
+        wanted = sampled(body, model, logprobs, body["max_output_tokens"])
+        events.response |= {name: getattr(wanted.settings, name) for name in ("temperature", "top_p")}
         prompt = await conversation.chat_prompt(model, chat)
         output = _Output(events, body["tools"], model.tokenizer)
         with conversation.asked(model, [prompt], wanted) as (reply,):

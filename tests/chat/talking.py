@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tegrad.llm.api import Reply
+from tegrad.llm.api import DEFAULTS, Reply
 from tegrad.llm.tools import Event, Text, Thinking
 
 
@@ -29,6 +29,10 @@ class Model:
         if isinstance(answer, Exception):
             raise answer
         return Said(answer, self.count(messages))
+
+    def options(self, **given: Any) -> Mapping[str, Any]:
+        """No own."""
+        return {**DEFAULTS, **given}
 
     def close(self) -> None:
         """It is over."""

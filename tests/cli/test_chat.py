@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pexpect
 import pyte
@@ -181,4 +181,4 @@ def test_what_cannot_be_is_one_sentence(tmp_path: Path, words: list[str], said: 
 def test_without_its_packages_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prompt_toolkit", None)
     with pytest.raises(UsageError, match=r"chat needs the package prompt_toolkit: pip install .*\[chat\]"):
-        chat()
+        chat(cast("Any", None))

@@ -260,8 +260,10 @@ COUNTED = """
 from tegrad.llm.tokenizer import Tokenizer
 encode, asked = Tokenizer.encode, []
 Tokenizer.encode = lambda self, text, **more: asked.append(text) or encode(self, text, **more)
-from tegrad.cli.run import run
-run(["In the beginning God created the heaven and the earth. " * 10], max_tokens=1)
+import sys
+from tegrad import cli
+words = ["run", "In the beginning God created the heaven and the earth. " * 10, "-n", "1"]
+cli.build(words)(words, standalone_mode=False)
 assert len(asked) == 1, len(asked)
 """
 
@@ -403,3 +405,20 @@ def test_a_home_that_cannot_be_written_is_said_and_not_needed(tmp_path: Path) ->
     done = tegrad(*words, HOME="/proc/none", XDG_CACHE_HOME="", HCQDEV_WAIT_TIMEOUT_MS="200000")
     assert done.returncode == 0, done.stderr
     assert "cannot be written" in done.stderr
+
+
+@pytest.mark.board
+def test_tokens_are_drawn_as_the_models_file_says_unless_the_command_line_does(tmp_path: Path) -> None:
+    """A top-k of 1 takes the likeliest token at any temperature."""
+    extra = {"general.sampling.temp": 2.0, "general.sampling.top_k": 1}
+    shape = Shape(dim=32, ffn=32, heads=1, kv_heads=1, vocab=301, layers=1, extra=extra)
+    path = write(tmp_path / "model.gguf", shape, TYPE.Q8_0)
+
+    def said(*words: str) -> str:
+        done = tegrad(str(path), "zyx", "--max-tokens", "6", "--seed", "3", "--json", *words)
+        assert done.returncode == 0, done.stderr
+        return str(json.loads(done.stdout)["text"])
+
+    likeliest = said("--temperature", "0")
+    assert said() == said("--temperature", "1.5") == likeliest
+    assert said("--top-k", "0") != likeliest

@@ -446,6 +446,24 @@ def test_tinygrads_operations_answer_by_the_same_methods(
             LLM(path, 64, cache="q8_0", gpu=device)
 
 
+@board
+def test_what_a_request_does_not_say_is_the_models_own(tmp_path: Path, device: str) -> None:
+    """A top-k of 1 takes the likeliest token at any temperature."""
+    extra = {"general.sampling.temp": 1.5, "general.sampling.top_k": 1, "general.sampling.penalty_last_n": 8}
+    path = write(tmp_path / "m.gguf", Shape(layers=1, extra=extra), TYPE.Q8_0, vocabulary=letters(300))
+    with LLM(path, 64, gpu=device) as llm:
+        assert llm.options() == {**DEFAULTS, "temperature": 1.5, "top_k": 1, "repeat_last_n": 8}
+        assert llm.options(top_k=3, stop="a") == {**llm.options(), "top_k": 3, "stop": "a"}
+        likeliest = llm.generate("zyx", max_tokens=6, temperature=0)
+        for seed in range(3):
+            assert llm.generate("zyx", max_tokens=6, seed=seed).tokens == likeliest.tokens
+        assert any(
+            llm.generate("zyx", max_tokens=6, seed=seed, top_k=0).tokens != likeliest.tokens for seed in range(3)
+        )
+        with pytest.raises(ArgumentError, match="temperature='hot'"):
+            llm.generate("zyx", temperature="hot")  # type: ignore[arg-type]
+
+
 def test_defaults_are_those_of_tegrad_run() -> None:
     import inspect
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tegrad.llm.errors import ModelError
-from tegrad.llm.sampler import Sampler
+from tegrad.llm.sampler import SAMPLED, Sampler, Settings, own_options
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.05, 0.3, 0.15], np.float32))
 
@@ -96,3 +96,28 @@ def test_a_setting_that_is_too_large_is_told_the_largest(settings: dict[str, flo
 def test_settings_without_meaning_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ModelError, match="cannot sample"):
         Sampler(**settings)  # type: ignore[arg-type]
+
+
+def test_a_models_own_options_are_llama_cpps() -> None:
+    """Keys and meanings of llama.cpp's common_init_sampler_from_model; what has no meaning here is the nearest."""
+
+    def own(said: dict[str, object] | None = None, **values: object) -> dict[str, object]:
+        return own_options({f"general.sampling.{key}": value for key, value in values.items()}, said or {})
+
+    file = {"temp": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "penalty_repeat": 1.05, "penalty_last_n": 32}
+    whole = {
+        "temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.05, "repeat_last_n": 32,
+    }  # fmt: skip
+    assert own(**file) == whole
+    said = {"top_k": 0, "temperature": 1.0}
+    assert own(said, **file) == {name: value for name, value in whole.items() if name not in said}
+    assert own({"temperature": 0}, **file) == own({"temperature": 0.0}, **file) == own() == {}
+    assert own(temp=-1, top_k=-1, top_p=0, penalty_last_n=-1, penalty_repeat=0) == {
+        "temperature": 0, "top_k": 0, "top_p": 1e-6, "repeat_last_n": 1024, "repeat_penalty": 1,
+    }  # fmt: skip
+    assert own(temp=1e-4, top_k=20.0, top_p=7.0, min_p=2, penalty_last_n=1 << 20) == {
+        "temperature": 0, "top_k": 20, "top_p": 1, "min_p": 1, "repeat_last_n": 1024,
+    }  # fmt: skip
+    assert own(temp=math.nan, top_p="0.5", top_k=True, min_p=[0.1], penalty_repeat=math.inf, mirostat=2) == {}
+    for values in (file, {"temp": 5, "top_k": 1e9, "top_p": -3, "min_p": -1, "penalty_repeat": 1e9}):
+        Settings(**{SAMPLED[name]: value for name, value in own(**values).items()})  # type: ignore[arg-type]
