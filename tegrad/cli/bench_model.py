@@ -102,7 +102,7 @@ def compare(
     chance (Mann and Whitney's test, 5%) and of at least 1%; where a side has
     fewer than four samples, of at least 5%.
     """
-    from tegrad.bench import compare as bench
+    from tegrad.bench import columns as bench
 
     changes = bench.compare(bench.read(before), bench.read(after))
     if json_:

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from tegrad.bench import compare
-from tegrad.bench.compare import Measured
+from tegrad.bench import columns
+from tegrad.bench.columns import Measured
 from tegrad.bench.record import RecordError, Side, make
 
 
 def told(before: list[float], after: list[float], **how: Any) -> tuple[str, float | None]:
-    found = compare.change("x", Measured(tuple(before), "tok/s", **how), Measured(tuple(after), "tok/s", **how))
+    found = columns.change("x", Measured(tuple(before), "tok/s", **how), Measured(tuple(after), "tok/s", **how))
     return found.verdict, found.chance
 
 
@@ -47,8 +47,8 @@ def test_the_chance_is_what_trying_every_order_gives() -> None:
     far = abs(sum(ranks[: len(one)]) - expected)
     ways = list(itertools.combinations(range(len(values)), len(one)))
     hits = sum(abs(sum(ranks[at] for at in chosen) - expected) >= far - 1e-9 for chosen in ways)
-    assert compare.by_chance(one, other) == pytest.approx(hits / len(ways))
-    assert compare.by_chance([1.0] * 5, [1.0] * 5) == 1
+    assert columns.by_chance(one, other) == pytest.approx(hits / len(ways))
+    assert columns.by_chance([1.0] * 5, [1.0] * 5) == 1
 
 
 def rows(path: Path, *speeds: float) -> Path:
@@ -79,7 +79,7 @@ def test_samples_files_and_folders_of_them_are_compared_by_figure(tmp_path: Path
         samples = [value, value + 0.1, value + 0.2, value + 0.3]
         record = make("token-gap-us", "", "us", Side("tegrad", "", samples), larger_is_better=False)
         record.dump(tmp_path / folder / "token-gap-us.json")
-    (found,) = compare.compare(compare.read(tmp_path / "a"), compare.read(tmp_path / "b" / "token-gap-us.json"))
+    (found,) = columns.compare(columns.read(tmp_path / "a"), columns.read(tmp_path / "b" / "token-gap-us.json"))
     assert (found.name, found.verdict, found.ratio > 1.9) == ("token-gap-us", "better", True)
 
 
@@ -94,12 +94,12 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
         ("no", "cannot be read"),
     ):
         with pytest.raises(RecordError, match=why):
-            compare.read(tmp_path / name)
+            columns.read(tmp_path / name)
     one = {"x": Measured((1.0,), "us")}
     with pytest.raises(RecordError, match="nothing is in both"):
-        compare.compare(one, {"y": Measured((1.0,), "us")})
+        columns.compare(one, {"y": Measured((1.0,), "us")})
     with pytest.raises(RecordError, match="x is in us and in ms"):
-        compare.compare(one, {"x": Measured((1.0,), "ms")})
+        columns.compare(one, {"x": Measured((1.0,), "ms")})
 
 
 def test_a_prompt_with_tokens_after_it_is_a_test_of_its_own_and_rows_alike_are_refused(tmp_path: Path) -> None:
@@ -108,18 +108,18 @@ def test_a_prompt_with_tokens_after_it_is_a_test_of_its_own_and_rows_alike_are_r
     tests = [(512, 0, 100.0), (0, 128, 10.0), (512, 128, 40.0)]
     found = [{**about, "n_prompt": p, "n_gen": n, "samples_ts": [speed]} for p, n, speed in tests]
     (tmp_path / "rows").write_text(json.dumps(found))
-    assert {name: one.samples for name, one in compare.read(tmp_path / "rows").items()} == {
+    assert {name: one.samples for name, one in columns.read(tmp_path / "rows").items()} == {
         "m pp512 (CUDA)": (100.0,), "m tg128 (CUDA)": (10.0,), "m pp512+tg128 (CUDA)": (40.0,),
     }  # fmt: skip
     (tmp_path / "rows").write_text(json.dumps([found[0] | {"n_threads": count} for count in (4, 8)]))
     with pytest.raises(RecordError, match=r"m pp512 \(CUDA\) is there twice"):
-        compare.read(tmp_path / "rows")
+        columns.read(tmp_path / "rows")
 
 
 def test_json_lines_are_read_and_a_load_is_a_time(tmp_path: Path) -> None:
     load = {"model_type": "m", "backends": "tegrad", "test": "load", "samples_ns": [2_000_000_000]}
     speed = {"model_type": "m", "backends": "tegrad", "test": "pp8", "samples_ts": [5.0]}
     (tmp_path / "lines").write_text(f"{json.dumps(load)}\n{json.dumps(speed)}\n")
-    assert compare.read(tmp_path / "lines") == {
+    assert columns.read(tmp_path / "lines") == {
         "m load (tegrad)": Measured((2.0,), "s", larger_is_better=False), "m pp8 (tegrad)": Measured((5.0,), "tok/s"),
     }  # fmt: skip
