@@ -18,9 +18,8 @@ from statistics import median
 from typing import Any, Final, cast
 
 from tegrad.bench.kernels import weight_bytes
-from tegrad.bench.persistent import StepTimes
 from tegrad.bench.plans import by_address
-from tegrad.bench.steps import PLANNERS
+from tegrad.bench.steps import PLANNERS, StepTimes
 from tegrad.diag.flame import flame
 from tegrad.diag.profile import chip_of, foot, row_json
 from tegrad.diag.timeline import Counts, Row, Scale, Span, rows, table

@@ -546,11 +546,11 @@ def persistent(
     json_: Annotated[bool, typer.Option("--json", help="A JSON object on the last line.")] = False,
 ) -> None:
     """Measure the decode step in one launch: its time, its stages, and the best tuning."""
-    from tegrad.bench.persistent import show
+    from tegrad.bench.steps import show_persistent
     from tegrad.hw.chips import CHIPS
 
     _known("chip", [compile_] if compile_ else (), CHIPS)
-    row = show(model, depth, _form(dependency), set_ or (), sweeping=sweep, chip=compile_)
+    row = show_persistent(model, depth, _form(dependency), set_ or (), sweeping=sweep, chip=compile_)
     _last(row, json_ and row is not None)
 
 
