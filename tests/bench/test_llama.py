@@ -1,9 +1,16 @@
-"""The peer's programs: run with the flags that stand beside its figure, the best settings kept, faults named."""
+"""The peer's programs: run with the flags that stand beside its figure, the best settings kept, faults named.
 
+And its library on a GPU, as far as that can be asked without one.
+"""
+
+import ctypes
 import json
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tegrad.bench import peers
@@ -98,3 +105,58 @@ def test_without_the_programs_the_error_says_where_they_belong(monkeypatch: pyte
     monkeypatch.setenv(peers.LLAMA_FOLDER, os.fspath(tmp_path))
     with pytest.raises(RecordError, match=r"llama-bench is missing"):
         peers.program("llama-bench")
+
+
+class Library:
+    """llama.cpp's library by name, as llama-cpp-python has it: one model of three words, no GPU."""
+
+    def __init__(self, offload: bool, answer: int = 0) -> None:
+        self.offload, self.answer, self.freed = offload, answer, list[str]()
+        self.llama_log_callback = self.llama_log_set = self.llama_backend_init = lambda *given: given
+        self.llama_model_load_from_file = self.llama_init_from_model = lambda *given: "there"
+        self.llama_model_get_vocab = lambda model: "vocabulary"
+        self.llama_vocab_n_tokens = lambda vocabulary: 3
+        self.llama_model_default_params = self.llama_context_default_params = SimpleNamespace
+
+    def llama_supports_gpu_offload(self) -> bool:
+        return self.offload
+
+    def llama_batch_init(self, size: int, *_: int) -> SimpleNamespace:
+        lists = {name: [0] * size for name in ("token", "pos", "n_seq_id", "logits")}
+        self.batch = SimpleNamespace(**lists, seq_id=[[0] for _ in range(size)])
+        return self.batch
+
+    def llama_decode(self, context: object, batch: object) -> int:
+        return self.answer
+
+    def llama_get_logits(self, context: object) -> object:
+        self.kept = np.arange(6, dtype=np.float32)
+        return self.kept.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+
+    def __getattr__(self, name: str) -> object:
+        assert name.endswith("_free") or name == "llama_free", name
+        return lambda what: self.freed.append(name)
+
+
+def test_a_gpus_llama_cpp_gives_logits_of_every_token_and_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library(offload=True)
+    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(llama_cpp=library))
+    with peers.GpuLlama(Path("file"), 8, peers.F16, peers.Q8_0, at_once=1) as opened:
+        assert opened.logits([5, 7]).tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert (library.batch.token, library.batch.pos, library.batch.logits) == ([5, 7], [0, 1], [True, True])
+        library.answer = 1
+        with pytest.raises(RecordError, match="llama_decode returned 1"):
+            opened.logits([5])
+    assert library.freed == ["llama_batch_free", "llama_free"] * 2 + ["llama_model_free"]
+    monkeypatch.setitem(sys.modules, "llama_cpp", SimpleNamespace(llama_cpp=Library(offload=False)))
+    with pytest.raises(RecordError, match="built without CUDA"):
+        peers.GpuLlama(Path("file"), 8, peers.F16, peers.F16, at_once=1)
+
+
+def test_what_has_no_llama_cpp_says_so_when_a_model_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("llama_cpp", "cyllama.llama"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError):
+        peers.GpuLlama(Path("file"), 8, peers.F16, peers.F16, at_once=1)
+    with pytest.raises(ImportError):
+        peers.CpuLlama(Path("file"))
