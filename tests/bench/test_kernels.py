@@ -174,6 +174,14 @@ def test_the_step_in_one_launch_keeps_little_of_wide_heads_in_local_memory(
         assert program.cubin.stack(program.name) <= most, plan
 
 
+def test_a_step_of_eight_sequences_keeps_nothing_in_local_memory() -> None:
+    """A choice between the two sides of the cache once put both there."""
+    made = programs(ORIN, "batch8", Q6_K).values()
+    assert {program.name: program.cubin.stack(program.name) for program in made if program.name == "attention"} == {
+        "attention": 0
+    }
+
+
 def test_the_help_of_the_command_names_every_plan() -> None:
     option = get_type_hints(bench.kernels, include_extras=True)["plan"].__metadata__[0]
     assert re.findall(r"[\w-]+", option.help.split(";")[0].replace(" or ", " ")) == list(plans.PLANS)

@@ -491,7 +491,9 @@ __device__ __forceinline__ void prepare(Shared &shared, const Side &keys, const 
             turn_head(k, k_norm, turn, sines, k_factor, row, lane);
         }
 #if RINGS || BLOCK_POSITIONS
-        store_row(row, value ? values : keys, position, lane);
+        Side to = keys;  // whose rows are the values' too; a choice of two Sides would put both into local memory
+        if (value) to.at = values.at, to.scale = values.scale;
+        store_row(row, to, position, lane);
 #else
         store_row(row, {value ? values.at : keys.at, value ? values.scale : keys.scale}, position, lane);
 #endif
