@@ -511,7 +511,7 @@ class Config:
     @classmethod
     def read(cls, file: Gguf) -> Self:
         """The sizes of a file's model; raises UnsupportedModelError or GgufError."""
-        config = cls.of(file, lambda spec: file.tensor(tensor_name(spec)).shape)
+        config = cls.of(file, lambda spec: file.tensor(tensor_name(spec)).shaped(2).shape)
         config = replace(config, arch=_as_stored(config.arch, file))
         config._check_all(file)
         return config
@@ -608,7 +608,7 @@ class Config:
 
     def check(self, file: Gguf, spec: Spec, layer: int | None = None) -> TensorInfo:
         """The tensor of a spec, its shape checked: its own rows where it lies in a stack."""
-        info, stack = file.tensor(stored_name(spec, layer)), spec.stack
+        info, stack = file.tensor(stored_name(spec, layer)).shaped(len(spec.shape)), spec.stack
         own = tuple(self.size(name) for name in spec.shape)
         expected = own if stack is None else (sum(map(self.size, stack.sizes)), *own[1:])
         if info.shape != expected:
@@ -619,8 +619,10 @@ class Config:
 
     def vector(self, file: Gguf, name: str, size: int) -> TensorInfo | None:
         """An optional F32 vector such as a bias, its size checked."""
-        info = file.tensors.get(name)
-        if info is not None and (info.shape != (size,) or info.type is not F32):
+        if (info := file.tensors.get(name)) is None:
+            return None
+        info = info.shaped(1)
+        if info.shape != (size,) or info.type is not F32:
             raise file.corrupt(f"tensor {name!r} is {info.type.name} {info.shape}, F32 {(size,)} expected")
         return info
 

@@ -69,7 +69,7 @@ class Footprint:
         """Read from a file's header; GgufError, or UnsupportedModelError for what is not run at all."""
         own = Config.read(file)
         config = own.filled()
-        weights = sum(info.nbytes + ALIGN for info in file.tensors.values() if len(info.shape) == 1)
+        weights = sum(info.nbytes + ALIGN for info in file.tensors.values() if info.rows == 1)
         for spec, layer in config.specs():
             if len(spec.shape) > 1 and stored_name(spec, layer) in file.tensors:
                 kind, (rows, columns) = own.check(file, spec, layer).type, map(config.size, spec.shape)

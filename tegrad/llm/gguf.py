@@ -84,6 +84,11 @@ class TensorInfo:
         """Bytes in the file."""
         return self.rows * self.type.row_bytes(self.columns)
 
+    def shaped(self, rank: int) -> TensorInfo:
+        """With so many dimensions, where those in front of them are 1: to ggml every tensor has four."""
+        before = self.shape[:-rank]
+        return replace(self, shape=self.shape[-rank:]) if before and max(before) == 1 else self
+
     def cut(self, sizes: Iterable[int]) -> list[TensorInfo]:
         """Parts that follow each other, of so many rows, or elements of a vector."""
         sizes, each = list(sizes), self.nbytes // self.shape[0]

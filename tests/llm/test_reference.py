@@ -7,11 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_llama
+from gguf import GGUFReader
 from gguf.quants import dequantize, quantize
-from tiny_llama import GEMMA2, LARGE_EPS, SHAPES, TYPE, Shape, disagreements, write
+from tiny_llama import GEMMA2, LARGE_EPS, SHAPES, TYPE, Shape, disagreements, rewritten, write
 
 from tegrad.llm import numerics
+from tegrad.llm.arch import Config
+from tegrad.llm.footprint import Footprint
 from tegrad.llm.formats import F32, FORMATS
+from tegrad.llm.gguf import Gguf
 from tegrad.llm.reference import Past, Reference
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
@@ -35,6 +39,26 @@ def test_float32_logits_are_llama_cpps(tmp_path: Path, shape: str, monkeypatch: 
         theirs = peer.logits(tokens)
     ours = Reference(path).logits(tokens)
     assert np.abs(ours - theirs).max() <= 1e-4 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize(("shape", "ones"), [("grouped", 1), ("gpt2", 2), ("phi3", 1)])
+def test_dimensions_of_one_in_front_are_none(tmp_path: Path, shape: str, ones: int) -> None:
+    """Vectors, biases, divisors of ropes and matrices: llama.cpp reads such a file as the one without them."""
+    plain = write(tmp_path / "plain.gguf", SHAPES[shape], TYPE.F32)
+    path = rewritten(plain, tmp_path / "ones.gguf", ones=ones)
+    tokens = np.random.default_rng(1).integers(0, SHAPES[shape].vocab, 12).tolist()
+    with llama_cpp.peer(path) as peer:
+        theirs = peer.logits(tokens)
+    ours = Reference(path).logits(tokens)
+    assert np.array_equal(ours, Reference(plain).logits(tokens))
+    assert np.abs(ours - theirs).max() <= 1e-3 * np.abs(theirs).max()
+    with Gguf.open(path) as file, Gguf.open(plain) as other:
+        found, expected = (list(Config.read(one).tensors(one)) for one in (file, other))
+        assert [(info.name, info.shape, info.nbytes) for info in found] == [
+            (info.name, info.shape, info.nbytes) for info in expected
+        ]
+        assert Footprint.of(file) == Footprint.of(other)
+    assert min(len(tensor.shape) for tensor in GGUFReader(path).tensors) == 1 + ones
 
 
 WINDOW = {"gemma3.attention.sliding_window": 5}

@@ -294,8 +294,11 @@ def write(
     return path
 
 
-def rewritten(path: Path, target: Path, arch: str | None = None, expand: bool = False, **changes: object) -> Path:
-    """A copy of a model: values changed, added, or left out where None; `tensor` left out; all `expand`ed to F32."""
+def rewritten(
+    path: Path, target: Path, arch: str | None = None, expand: bool = False, ones: int = 0, **changes: object
+) -> Path:
+    """A copy of a model: values changed, added, or left out where None; `tensor` left out; all `expand`ed to F32, with
+    so many `ones` in front of their shapes."""
     reader = GGUFReader(path)
     writer = GGUFWriter(target, arch or reader.fields["general.architecture"].contents())
     for key, field_ in reader.fields.items():
@@ -315,7 +318,7 @@ def rewritten(path: Path, target: Path, arch: str | None = None, expand: bool = 
         data, kind = np.array(tensor.data), tensor.tensor_type
         if expand:
             data, kind = dequantize(data, kind).astype(np.float32), TYPE.F32
-        writer.add_tensor(tensor.name, data, raw_dtype=kind)
+        writer.add_tensor(tensor.name, data.reshape(*[1] * ones, *data.shape), raw_dtype=kind)
     finish(writer)
     return target
 
