@@ -249,19 +249,25 @@ class Tokenizer:
         """For a text, of tokens and merges those that make a part of it, which are all that it can meet."""
         split = SPLITS[values.get("tokenizer.ggml.pre", str, "default")]
         merges = values.strings("tokenizer.ggml.merges")
-        vocabulary: Iterable[tuple[int, str]] = enumerate(self.tokens)
+        vocabulary = list(enumerate(self.tokens))
         letters: set[str] = set(self._letters)
         if text is not None:
-            parts = self._parts(text)
+            longest = max(max(map(len, self.tokens), default=0), max(map(len, merges), default=0))
+            parts = self._parts(text, min(longest, BRIEF_TOKEN_LETTERS))
             letters &= parts
             merges = [merge for merge in merges if merge.replace(" ", "", 1) in parts]
             apart = {token for tokens in self._apart.values() for token in tokens}
             vocabulary = [(at, token) for at, token in vocabulary if token in parts or at in apart]
-        # A byte that no token stands for keeps its neighbours apart and is left out at the end.
-        count, absent = len(self.tokens), sorted(letters.difference(self.tokens))
-        vocabulary = chain(vocabulary, enumerate(absent, count))
-        pairs = ((left, right) for left, _, right in (merge.partition(" ") for merge in merges))
-        engine = _engine(values, vocabulary, pairs, ignore_merges=split.whole_words)
+        # Of two merges alike the first counts, as in llama.cpp.
+        pairs = dict.fromkeys((left, right) for left, _, right in (merge.partition(" ") for merge in merges))
+        pairs.pop(("", ""), None)
+        # What no token stands for, a byte or what merges make, keeps its neighbours apart, or is merged further. Of
+        # what is there of it at the end its ASCII letters are left, again as in llama.cpp.
+        made = {part for left, right in pairs for part in (left, right, left + right)}
+        count, absent = len(self.tokens), sorted((letters | made).difference(self.tokens))
+        single = {one: at for at, one in vocabulary if len(one) == 1 and one.isascii()} if absent else {}
+        instead = {at: [single[one] for one in part if one in single] for at, part in enumerate(absent, count)}
+        engine = _engine(values, chain(vocabulary, enumerate(absent, count)), pairs, ignore_merges=split.whole_words)
         cuts = [Split(Regex(pattern), "isolated") for pattern in split.patterns]
         engine.pre_tokenizer = PreTokenizers([*cuts, ByteLevel(add_prefix_space=False, use_regex=False)])
         engine.add_tokens([AddedToken(self.tokens[token], normalized=False) for token in taken])
@@ -269,15 +275,14 @@ class Tokenizer:
         def encode(text: str) -> list[int]:
             # Other threads go on meanwhile, which they do not with `encode`.
             tokens: list[int] = engine.encode_batch_fast([text], add_special_tokens=False)[0].ids
-            return [token for token in tokens if token < count] if absent else tokens
+            return [one for token in tokens for one in instead.get(token, (token,))] if absent else tokens
 
         return encode
 
-    def _parts(self, text: str) -> set[str]:
-        """Every part of a text in the letters that stand for its bytes."""
+    def _parts(self, text: str, longest: int) -> set[str]:
+        """Every part of a text, up to the longest, in the letters that stand for its bytes."""
         letter = {byte: letter for letter, byte in self._letters.items()}
         letters = "".join(letter[byte] for byte in text.encode("utf-8", "surrogatepass"))
-        longest = max(map(len, self.tokens), default=0)
         return {
             letters[begin:end]
             for begin in range(len(letters))

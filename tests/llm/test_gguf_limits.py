@@ -116,7 +116,7 @@ FORGED = "\x1b[31m" + "x" * 225_339
         {"tokenizer.ggml.model": FORGED},
         {"tokenizer.ggml.pre": FORGED},
         {"tokenizer.ggml.add_bos_token": FORGED},
-        {"tokenizer.ggml.merges": [f"{FORGED} {FORGED}"]},
+        {"tokenizer.ggml.merges": [b"\xff" + f"{FORGED} {FORGED}".encode()]},
     ],
     ids=lambda changes: next(iter(changes)),
 )
