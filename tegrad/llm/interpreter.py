@@ -306,7 +306,8 @@ class Interpreter:
             normed = self._normed(ins.layer, key, op.key_norm, head, all_keys)
             keys[own], values[own] = self._rotate(ins.layer, normed, op)[0], value[0]
             chosen.append(own)
-        scores = capped(queries @ keys[chosen].astype(np.float64).T * op.scale, op.cap)
+        scale = op.scale if op.temperature is None else op.scale * op.temperature.factors(self.position, 1)[0]
+        scores = capped(queries @ keys[chosen].astype(np.float64).T * scale, op.cap)
         top = scores.max(axis=1, keepdims=True)
         parts = np.exp(scores - top)
         met = self._splits.setdefault((ins.stage, ins.head), {})

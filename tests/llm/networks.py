@@ -16,7 +16,7 @@ from tegrad.llm.interpreter import Weights
 from tegrad.llm.network import Attend
 from tegrad.llm.packing import segments
 from tegrad.llm.persistent import angle_tables
-from tegrad.llm.rope import UNTURNED, Rope
+from tegrad.llm.rope import UNTURNED, Rope, Temperature
 from tegrad.llm.schedule import Layer, Matrix, Network
 
 Put = Callable[[NDArray[Any]], int]
@@ -62,6 +62,8 @@ class Shape:
     score_cap: float | None = None
     logit_cap: float | None = None
     embedding_scale: float = 1.0
+    temperature: Temperature | None = None
+    """Of queries."""
     positions: int = 64
     eps: float = 0.25
     """So large that nothing is right without it."""
@@ -86,7 +88,7 @@ class Shape:
         return Config(
             arch, self.vocab, self.positions, self.layers, self.dim, self.ffn, self.heads, self.kv_heads, self.head_dim,
             self.head_dim, self.eps, rope, forms, score_cap=self.score_cap, logit_cap=self.logit_cap,
-            embedding_scale=self.embedding_scale,
+            embedding_scale=self.embedding_scale, temperature=self.temperature,
         )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from tegrad.llm.packed import PackedModel
 from tegrad.llm.persistent import Persistent, PersistentPlan, Tuning, prove
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.reference import Reference
+from tegrad.llm.rope import Temperature
 from tegrad.llm.sampling import HISTORY, Settings
 from tegrad.llm.schedule import UNIT, Op, ScheduleError, Vector, build, validate
 from tegrad.llm.state import RING, State, States
@@ -174,6 +175,8 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
     "small": (Shape(), 6, 20, {}),
     # a layer that rotates nothing, and one after it; embeddings times a number
     "unturned": (Shape(layers=3, unturned=2, embedding_scale=7.5), 6, 20, {}),
+    # queries that grow with their position
+    "temperature": (Shape(temperature=Temperature(1.5, 7)), 6, 50, {}),
     # rows of 3/8 of a segment, and of one and a half; values and down in another format; biases, qk norms, other rope;
     # two parts of attention, joined; each vector three times; two segments of a tile for each consumer
     "mixed": (
@@ -228,11 +231,14 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
 }  # fmt: skip
 
 
+OFTEN = ("temperature", "mixed", "pipeline", "tensor", "plain", "packed", "narrow")
+
+
 def cases() -> Iterator[Any]:
     """Each case with its buffers flush to one side of their pages; with the other side where time is plenty."""
     for at, name in enumerate(CASES):
         for side, flush in enumerate(("end", "start")):
-            often = name in ("mixed", "pipeline", "tensor", "plain", "packed", "narrow") and side == at % 2
+            often = name in OFTEN and side == at % 2
             yield pytest.param(flush, name, marks=() if often else pytest.mark.long, id=f"{name}-{flush}")
 
 
