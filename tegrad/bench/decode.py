@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,14 +36,13 @@ from tegrad.bench.limits import decode_limit, read_bandwidth
 from tegrad.bench.models import provide
 from tegrad.bench.prefill import prompt, together
 from tegrad.bench.record import Record, RecordError, Side, output
-from tegrad.bench.steps import Timestamps
+from tegrad.bench.steps import OVERLAPPED, PLANNERS, Timestamps
 from tegrad.errors import TegradError
 from tegrad.llm.arch import DEFAULT_CONTEXT
-from tegrad.llm.engine import Engine, Planner
+from tegrad.llm.engine import Engine
 from tegrad.llm.gemm import PICKS
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.loop import Loop
-from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.sampling import Settings
 from tegrad.llm.state import State
@@ -62,17 +60,10 @@ LOGIT_MARGIN: Final = 1.0
 """Standard deviations of the logits by which a token may lie below the likeliest of a step that rounds otherwise: two
 steps' logits differ by less than 0.1 (root mean square), and the largest of 100,000 lies 4 above the mean."""
 
-PLANS: Final[Mapping[str, Planner]] = {
-    "many": DecodePlan, "overlapped": partial(DecodePlan, overlap=True), "one": PersistentPlan,
-}  # fmt: skip
-"""A step as many launches, as overlapped ones (which wait by themselves, so that they need a dependency that lets them
-begin early), or as one."""
-OVERLAPPED: Final = "overlapped"
-
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """How ours is run, by names: a plan of PLANS, a dependency between launches, and for prompts and batches who picks
+    """How ours is run, by names: one of PLANNERS, a dependency between launches, and for prompts and batches who picks
     their tiles. Empty is what ours does by itself.
     """
 
@@ -94,7 +85,7 @@ class Ways:
     @property
     def _given(self) -> tuple[tuple[str, str, Mapping[str, Any]], ...]:
         """Each choice's name, what was chosen, and what may be."""
-        return ("plan", self.plan, PLANS), ("dependency", self.dependency, ALL_FORMS), ("pick", self.pick, PICKS)
+        return ("plan", self.plan, PLANNERS), ("dependency", self.dependency, ALL_FORMS), ("pick", self.pick, PICKS)
 
     @property
     def chunks(self) -> dict[str, Any]:
@@ -109,7 +100,7 @@ class Ways:
         """The engine's arguments."""
         chosen: dict[str, Any] = {"steps_per_submission": self.steps_per_submission}
         if self.plan:
-            chosen["plan"] = PLANS[self.plan]
+            chosen["plan"] = PLANNERS[self.plan]
         if self.dependency:
             chosen["overlapped" if self.plan == OVERLAPPED else "dependency"] = ALL_FORMS[self.dependency]
         return chosen

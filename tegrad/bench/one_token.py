@@ -76,8 +76,8 @@ def profile(
     path: Path, *, tokens: int = 3, depth: int = 0, context: int | None = None, plan: str = "",
     counted: Counter = lambda: None,
 ) -> TokenProfile:  # fmt: skip
-    """Profile `tokens` tokens after `depth` positions, with one of PLANNERS or as the engine chooses. What it raises
-    is `Engine`'s, and ContextError."""
+    """Profile `tokens` tokens after `depth` positions, with the plan "many" or "one", or as the engine chooses. What it
+    raises is `Engine`'s, and ContextError."""
     if not suits_named():
         raise ModelError("only our own kernels are profiled by token, and they do not run this device: choose DEV=NV")
     with ExitStack() as undo:

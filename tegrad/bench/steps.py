@@ -181,7 +181,12 @@ TOKENS: Final = 128
 REPETITIONS: Final = 9
 JOINED_STEPS: Final = 16
 """Steps of the recording that holds several."""
-PLANNERS: Final[Mapping[str, Planner]] = {"many": DecodePlan, "one": PersistentPlan}
+OVERLAPPED: Final = "overlapped"
+PLANNERS: Final[Mapping[str, Planner]] = {
+    "many": DecodePlan, OVERLAPPED: partial(DecodePlan, overlap=True), "one": PersistentPlan,
+}  # fmt: skip
+"""A step as many launches, as overlapped ones (which wait by themselves, so that they need a dependency that lets them
+begin early), or as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +212,7 @@ def measure_loop(
     context, form = depth + max(tokens + 2, JOINED_STEPS + 1), ALL_FORMS[dependency]
     how: dict[str, Any] = {"plan": PLANNERS[plan]}
     if overlapped is not None:
-        how = {"plan": partial(DecodePlan, overlap=True), "overlapped": ALL_FORMS[overlapped]}
+        how = {"plan": PLANNERS[OVERLAPPED], "overlapped": ALL_FORMS[overlapped]}
     with Gguf.open(path) as file, Engine(file, context, device="NV", dependency=form, **how) as engine:
         loop: Loop = engine._loop(Settings())
         _stream(engine, loop, depth, tokens)

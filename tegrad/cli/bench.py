@@ -591,14 +591,14 @@ def loop(
 ) -> None:
     """Measure the decode loop: tokens per second, the host's time for a token, the gap between two steps."""
     from tegrad.bench.models import provide
-    from tegrad.bench.steps import PLANNERS, show_loop
+    from tegrad.bench.steps import OVERLAPPED, PLANNERS, show_loop
     from tegrad.nv.replay import DEFAULT as USUAL
     from tegrad.nv.replay import DEPENDENCIES
 
     forms = dependency or [next(name for name, form in DEPENDENCIES.items() if form is USUAL)]
     for name in (*forms, *(overlapped or ())):
         _form(name)
-    _known("plan", plan or (), PLANNERS)
+    _known("plan", plan or (), [name for name in PLANNERS if name != OVERLAPPED])
     paths = [*(provide(name) for name in models or ()), *(file or ())]
     rows = show_loop(paths, depth or [0], plan or ["many"], forms, overlapped or (), tokens, repetitions)
     _last(rows, json_)

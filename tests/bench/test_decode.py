@@ -272,7 +272,7 @@ class WithoutAttention(DecodePlan):
 def test_a_step_that_computes_something_else_is_an_error_and_no_figure(
     board: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(decode.PLANS, "many", WithoutAttention)  # type: ignore[arg-type]
+    monkeypatch.setitem(steps.PLANNERS, "many", WithoutAttention)  # type: ignore[arg-type]
     with pytest.raises(RecordError, match="below what many launches find the likeliest"):
         decode.take("decode-1b-q6k-d0", decode.Ways("many", alone=True))
 
