@@ -261,7 +261,7 @@ OTHERS = {
 
 @pytest.mark.long
 @pytest.mark.parametrize(("shape", "kind", "q8"), list(OTHERS.values()), ids=list(OTHERS))
-def test_families_and_formats_agree_in_prompts_and_in_batches_of_one_and_of_many(
+def test_families_and_formats_agree_in_prompts_and_in_batches_of_few_and_of_many(
     device: str, tmp_path: Path, shape: Shape, kind: TYPE, q8: bool
 ) -> None:
     """40 tokens by the tiles for many tokens, one by those for few; then the last once more, in batches."""
@@ -276,7 +276,7 @@ def test_families_and_formats_agree_in_prompts_and_in_batches_of_one_and_of_many
                 assert far(floats(model.device, prefill.logits, shape.vocab), expected[last - 1]) < near
         found = []
         with Batch(model, slots=9, positions=64, q8=q8, sizes=(48, 9 * 48)) as batch:  # all prompts before one step
-            for count in (1, 9):
+            for count in (2, 9):  # one alone has the step of a conversation
                 members = [batch.join(tokens[at:], limit=len(tokens) - at) for at in range(count)]
                 while not members[0].finished:
                     batch.step()
