@@ -116,7 +116,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=6000)
     parser.add_argument("--seed", type=int, default=1, help="of the first mutant; the others count on from it")
     parser.add_argument("--only", type=int, help="try the mutant of this seed")
-    parser.add_argument("--serve", action="store_true", help="serve mutants of four families")
+    parser.add_argument("--serve", action="store_true", help="serve mutants of three families")
     options = parser.parse_args()
     first, count = (options.seed, options.count) if options.only is None else (options.only, 1)
     summary, found = tried(range(first, first + count), show=True, serve=options.serve)
