@@ -125,7 +125,7 @@ class Batch(Closing):
         self.model, self.config, self.device, self.slots = model, model.config, model.device, slots
         itself = dependency is None and kernels_of(self.device.arch).overlaps
         self._dependency, self._early = dependency or DEFAULT, AHEAD if itself else dependency or DEFAULT
-        self._same, self._alone = same, None
+        self._same, self._alone, self._ends = same, None, frozenset(ends)
         self._closed = False
         self._members: dict[int, Member] = {}
         self._waiting: deque[Member] = deque()
@@ -321,7 +321,8 @@ class Batch(Closing):
                 member.logprobs.append(self._sampling.logprobs(member.slot, number))
             member.tokens.append(token)
             self._fresh.append((member, token))
-            over += [member] if stopped else []
+            # A step in flight may have made it after the look at the state: nothing follows an end.
+            over += [member] if stopped or (masked and token in self._ends) else []
         return over
 
     def _feed(self) -> None:

@@ -20,6 +20,7 @@ from tegrad.llm.gguf import Gguf
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.reference import Reference
 from tegrad.llm.sampling import Logprobs, Settings
+from tegrad.llm.state import State
 from tegrad.nv.replay import DEPENDENCIES, Place
 
 pytestmark = pytest.mark.board
@@ -151,6 +152,18 @@ def test_a_late_mask_holds_up_its_own_sequence_only(batch: Batch) -> None:
     decoded(batch, late, free)
     decoded(batch, alone := batch.join([5], 48))
     assert free.tokens == alone.tokens
+
+
+def test_a_token_that_ends_a_masked_sequence_and_comes_after_the_look_at_its_state_is_its_last(
+    model: PackedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step in flight makes it between the two looks, where a mask came too late for the one before."""
+    with Batch(model, slots=2, positions=48, sizes=(32,), ends=(7,)) as batch:
+        member = batch.join([1, 2], 40, Settings(masked=True))
+        batch.mask(member, bits(np.arange(SHAPE.vocab) == 7))
+        monkeypatch.setattr(batch.states, "read", lambda slot: State())
+        assert batch.step() == [(member, 7)]
+        assert member.finished
 
 
 def test_where_all_wait_for_masks_the_step_says_so_and_a_mask_lets_them_go_on(
