@@ -44,10 +44,9 @@ export function open(chat, changed) {
   $("theme").value = document.documentElement.dataset.theme;
   $("key").value = key.get();
   const dialog = $("settings");
-  dialog.returnValue = "";
   dialog.showModal();
-  dialog.onclose = () => {
-    if (dialog.returnValue !== "ok") return;
+  dialog.querySelector("form").onsubmit = ({ submitter }) => { // a dialog's close event may come after the next keys
+    if (submitter?.value !== "ok") return;
     const filled = SAMPLING.filter(([name]) => $(name).value !== "");
     const sampling = Object.fromEntries(filled.map(([name]) => [name, Number($(name).value)]));
     const chosen = { system: $("system").value, thinking: $("thinking").value, sampling };
