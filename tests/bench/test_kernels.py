@@ -193,5 +193,6 @@ def test_every_kernel_is_in_a_plan() -> None:
     found = [*(programs(HOPPER, plan, Q6_K) for plan in plans.PLANS), programs(HOPPER, "load", BF16)]
     found.append(programs(HOPPER, "decode", Q8_0, replace(SHAPES["gemma3-1b"], layers=6, vocab=4096).config))
     used = {program.name for each in found for program in each.values()}
-    # The model's rows are whole segments: tests/llm/test_gemm.py compiles what others take.
-    assert used | {"gemm_small_m"} == {path.stem for path in folder.glob("*.cu")}
+    # The model's rows are whole segments: tests/llm/test_gemm.py compiles what others take. The last two are recordings
+    # of their own, between the plans.
+    assert used | {"gemm_small_m", "admit", "chunk"} == {path.stem for path in folder.glob("*.cu")}

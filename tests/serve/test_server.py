@@ -160,7 +160,7 @@ def test_ollamas_clients_have_models_loaded_and_unloaded(server: Server) -> None
 def test_without_engine_or_board_a_stream_ends_with_an_error_and_the_next_request_is_served(
     paths: dict[str, Path], tmp_path: Path, word: str
 ) -> None:
-    with serving(tmp_path / "log", str(paths["a"])) as server:
+    with serving(tmp_path / "log", str(paths["a"]), "--context", "4096") as server:
         alone = server.post(max_tokens=4, temperature=0).json()["choices"]
         stream = Background(server)
         for pid in running(server.mark, word):
