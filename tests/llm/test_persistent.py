@@ -345,7 +345,7 @@ def test_the_engine_streams_the_same_tokens_with_either_plan(device: str, tmp_pa
 @pytest.mark.parametrize("operands", ["end"], indirect=True)
 def test_a_wait_that_never_ends_is_given_up_and_reported(operands: Operands) -> None:
     """With a limit on polls: the launch ends although what an instruction waits for never comes, and says which."""
-    rig = Rig(operands, Shape(layers=1), 6, replace(SMALL, backoff=0, spin_limit=200_000))
+    rig = Rig(operands, Shape(layers=1), 6, replace(SMALL, backoff=0, spin_limit=4_000_000))
 
     def stuck() -> list[str]:
         return rig.kernel.stuck(rig.operands.get(rig.space, rig.kernel.space_bytes, np.uint8).tobytes())

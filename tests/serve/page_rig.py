@@ -85,6 +85,18 @@ def done(tab: Page) -> Locator:
     return tab.locator("article.assistant").last
 
 
+def written(tab: Page) -> None:
+    """Wait until the browser has on disk what the page has begun to write: a read waits for writes before it."""
+    tab.evaluate("""() => new Promise((done) => {
+        const opened = indexedDB.open("tegrad");
+        opened.onsuccess = () => {
+            const reading = opened.result.transaction(["conversations", "messages"]);
+            reading.objectStore("conversations").getAll();
+            reading.oncomplete = () => { opened.result.close(); done(); };
+        };
+    })""")
+
+
 def press(tab: Page, name: str) -> None:
     """Press the last button of a name."""
     tab.get_by_role("button", name=name, exact=True).last.click()

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from page_rig import HOST_NAME, Said, StandIn, chromium, done, loaded, needs_chromium, press, say, watched
+from page_rig import HOST_NAME, Said, StandIn, chromium, done, loaded, needs_chromium, press, say, watched, written
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from rig import served
 from starlette.responses import HTMLResponse
@@ -123,6 +123,7 @@ def test_an_answer_shows_as_it_comes_and_stops(tab: Page, stand_in: StandIn) -> 
     expect(done(tab).locator(".note")).to_contain_text("Stopped.")
     assert stand_in.left.wait(5)
     expect(tab.get_by_label("Message", exact=True)).to_be_focused()
+    written(tab)
     tab.reload()
     expect(tab.locator("article.assistant .body")).to_have_text("One. Two")
 
@@ -155,6 +156,7 @@ def test_regenerating_and_editing_make_versions_that_all_stay(tab: Page, stand_i
     expect(tab.locator("article .body")).to_have_text(["First", "B"])
     tab.get_by_role("button", name="Version before").last.click()
     expect(tab.locator("article .body")).to_have_text(["First", "A"])
+    written(tab)
     tab.reload()
     expect(tab.locator("article .body")).to_have_text(["First", "A"])
 
@@ -215,6 +217,7 @@ def test_the_settings_of_a_conversation_are_asked_with_and_kept(tab: Page, stand
     expect(tab.get_by_role("button", name="Settings")).to_be_focused()
     say(tab, "Hello")
     done(tab)
+    written(tab)
     tab.reload()
     press(tab, "Regenerate")
     done(tab)
@@ -489,6 +492,7 @@ def test_what_is_deleted_while_it_is_answered_stays_deleted(tab: Page, stand_in:
     tab.get_by_role("dialog").get_by_role("button", name="Delete").click()
     assert stand_in.left.wait(5)
     expect(tab.locator("article")).to_have_count(0)
+    written(tab)
     tab.reload()
     expect(tab.get_by_label("Model", exact=True).locator("option")).to_have_count(2)
     assert listed(tab) == []

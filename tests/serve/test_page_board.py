@@ -10,7 +10,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from page_rig import chromium, done, loaded, needs_chromium, press, say, watched
+from page_rig import chromium, done, loaded, needs_chromium, press, say, watched, written
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from program import serving
 from rig import Direct, Fixed, served
@@ -87,6 +87,7 @@ def test_a_conversation_is_what_the_official_client_gets(tab: Page, client: open
     expect(answer.locator(".note")).to_have_text(re.compile(r"tokens( · [\d.]+ tokens/s)? · first after [\d.]+ s$"))
     say(tab, "And the light?")
     expect(done(tab).locator(".body")).to_have_text(words(second))
+    written(tab)
     tab.reload()
     expect(tab.locator("article.assistant .body")).to_have_text([words(first), words(second)])
 
