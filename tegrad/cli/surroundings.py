@@ -18,6 +18,8 @@ from tegrad.errors import TegradError
 
 GRACE_S: Final = 1.0
 """Seconds that a command has to clean up after Ctrl-C: a file may block it, or code that looks at no signal."""
+AGAIN_S: Final = 0.02
+"""Seconds until a Ctrl-C that was dropped comes again: finalizers have ended by then."""
 
 LEAST_ADDRESS_BYTES: Final = 512 << 20
 """Bytes of addresses below which numpy, LLVM or threads may fail anywhere (on two cores a command has loaded all it
@@ -75,6 +77,7 @@ def prepare() -> None:
         )
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as it is under nohup, and in the background
         signal.signal(signal.SIGINT, _interrupted)
+        sys.unraisablehook = _unraisable
 
 
 def told(error: Exception) -> Exception:
@@ -173,3 +176,14 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
     end.daemon = True
     end.start()
     raise KeyboardInterrupt
+
+
+def _unraisable(dropped: sys.UnraisableHookArgs) -> None:
+    """A Ctrl-C that fell into a finalizer, where Python drops what is raised: it comes once more, after that."""
+    if dropped.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(dropped)
+        return
+    signal.signal(signal.SIGINT, _interrupted)
+    again = threading.Timer(AGAIN_S, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    again.daemon = True
+    again.start()

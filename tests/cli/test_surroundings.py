@@ -244,6 +244,28 @@ def test_ctrl_c_does_not_wait_for_a_file_that_blocks() -> None:
     assert (process.returncode, said) == (130, "")
 
 
+FINALIZED = """
+import os, signal, time
+from tegrad.cli import surroundings
+class Finalized:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+surroundings.prepare()
+Finalized()
+try:
+    time.sleep({seconds})
+except KeyboardInterrupt:
+    print("closed")
+"""
+
+
+def test_ctrl_c_that_falls_into_a_finalizer_is_not_lost() -> None:
+    """Python prints what a finalizer raises and goes on; tinygrad has finalizers."""
+    code = FINALIZED.format(seconds=10 * TIMEOUT_S)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
+
+
 def test_ctrl_c_while_the_command_is_imported_says_nothing() -> None:
     code = (
         "import os, signal, sys\n"
