@@ -498,8 +498,7 @@ class LLM(Closing):
             )  # fmt: skip
         self._config.check_prompt(tokens)
         self._check_length(len(tokens))
-        options = {**own_options(self._file.metadata, options), **options}
-        request = _Request.of(tokens, not isinstance(prompt, str), options)
+        request = _Request.of(tokens, not isinstance(prompt, str), self.options(**options))
         mask = self._masks.mask(wanted) if wanted is not None else None
         return replace(request, read=read, mask=mask)
 

@@ -54,8 +54,7 @@ class Scoring:
     def of(cls, config: Config, op: Attend, positions: int) -> Self:
         """A layer's, where there are so many positions."""
         usual = op.scale == 1 / sqrt(config.head_dim)
-        within = op.window is not None and op.window < positions
-        return cls(None if usual else op.scale, op.cap, op.window if within else None, op.temperature)
+        return cls(None if usual else op.scale, op.cap, op.window_within(positions), op.temperature)
 
     @property
     def defines(self) -> dict[str, Any]:

@@ -140,7 +140,7 @@ class Batch(Closing):
         self._admit: Recording | None = None
         self._sizes = tuple(sorted(sizes))
         self._workspace = workspace = Workspace(self.device)
-        with self.closed_on_error():
+        with self._closed_on_error():
             held = self.config.positions(positions)
             blocks = slots * -(-held // BLOCK_POSITIONS) if blocks is None else blocks
             held = min(held, blocks * BLOCK_POSITIONS)

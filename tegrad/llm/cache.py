@@ -63,7 +63,7 @@ def pool_macros(table_blocks: int | None) -> dict[str, int]:
 
 def pooled(op: Attend, positions: int) -> bool:
     """Whether a layer of a cache that is made of blocks is a pool of them: it keeps all positions."""
-    return op.window is None or op.window >= positions
+    return op.window_within(positions) is None
 
 
 def held(op: Attend, positions: int, ahead: int, slots: int = 1, blocks: int | None = None) -> int:

@@ -16,7 +16,7 @@ class Closing(ABC):
         """Give back what is held."""
 
     @contextmanager
-    def closed_on_error(self) -> Iterator[None]:
+    def _closed_on_error(self) -> Iterator[None]:
         """For a constructor: what it holds so far is given back where it fails."""
         try:
             yield

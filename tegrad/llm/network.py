@@ -128,6 +128,10 @@ class Attend:
     temperature: Temperature | None = None
     """By which queries are scaled."""
 
+    def window_within(self, positions: int) -> int | None:
+        """The window, where a cache of so many positions has any that lie outside it."""
+        return self.window if self.window is not None and self.window < positions else None
+
     @property
     def norms(self) -> Literal["none", "head", "whole"]:
         """What queries, and keys, are normalized by: each head's root mean square, or that of all of them."""

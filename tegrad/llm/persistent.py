@@ -191,7 +191,7 @@ class Persistent:
             "JOINS": self.layout.joins, "COUNTERS": self.layout.counters, "REPORTS": self.layout.reports,
             "COLUMNS": max(m.columns for m in matrices),
             "OWN": own, "SPLIT_SETS": _splits_sets(program), "SUMS": _most_sums(program), "SHARED": self.shared_bytes,
-            "STORE_LOGITS": True, "TIMESTAMPS": self.timestamps, "REPLICA_BYTES": self.layout.nbytes,
+            "TIMESTAMPS": self.timestamps, "REPLICA_BYTES": self.layout.nbytes,
             "SPLIT_FROM": tuning.attention_rows, "FIXED": fixed(matrices, tuning.consumers),
             "ATTENTION_SYNC()": "barrier_sync<ATTENTION_WARPS_READY>(32*ATTENTION_WARPS)",
         }  # fmt: skip
@@ -318,7 +318,7 @@ class PersistentPlan(Closing):
         self.model, self.config, self.device = model, model.config, model.device
         self._states = states
         self._workspace = Workspace(self.device)
-        with self.closed_on_error():
+        with self._closed_on_error():
             self._make(cache, tuning, reach or cache.positions, ctas or _sms(self.device), timestamps)
 
     def likeliest(self, sampling: Sampling) -> tuple[Launch, ...]:
@@ -377,7 +377,7 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
         return Matrix(name, packed.kind, packed.rows, packed.columns, packed.buffer.va_addr)
 
     ones = workspace.put(np.ones(config.dim, np.float32)).va_addr if net.project.norm is None else 0
-    windows = [op.window if op.window is not None and op.window < cache.positions else 0 for op in net.attends]
+    windows = [op.window_within(cache.positions) or 0 for op in net.attends]
     ropes = _ropes(net)
     layers = []
     for at, (op, layer, kept) in enumerate(zip(net.attends, model.layers, cache.layers, strict=True)):

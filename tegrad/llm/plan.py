@@ -96,7 +96,7 @@ class DecodePlan(Closing):
         self.products: list[tuple[Role, Product]] = []
         """Each product's role, in the order of their launches."""
         self._ss_parts = 0
-        with self.closed_on_error():
+        with self._closed_on_error():
             self.logits = logits or self._workspace.take(4 * self.config.vocab, LOGITS_SPEC)
             self._turns = turns or Turns(self._workspace, cache.positions, model.divisors)
             self._make()

@@ -86,7 +86,7 @@ class Prefill(Closing):
         """Where the next chunk's tokens go."""
         self._workspace = Workspace(self.device)
         most = self._sizes[-1]
-        with self.closed_on_error():
+        with self._closed_on_error():
             if most > cache.ahead and cache.rings:
                 raise ValueError(f"chunks of {most} tokens go into a cache whose rings take {cache.ahead} at once")
             self.rows = Rows(model, most, cache.positions, pick, overlap=most if overlap else 0)

@@ -55,7 +55,7 @@ class Rows(Closing):
                 "a matrix has weights of 255 or more, which products for prompts and batches do not hold: convert the "
                 "model to F16"
             )
-        with self.closed_on_error():
+        with self._closed_on_error():
             self.qkv_rows = config.size("query+key+value")
             self.x = take(4 * most * config.dim)
             self.normed = take(2 * most * config.dim)

@@ -75,7 +75,7 @@ class Sampling(Closing):
         self._mask_bytes = MASK_HEAD + -(-vocab // 128) * 16
         self._workspace, self._programs = Workspace(device, SPEC), Programs(device)
         self._closed, take = False, self._workspace.take
-        with self.closed_on_error():
+        with self._closed_on_error():
             self._settings = take(slots * SETTINGS.size)
             self._histories = take(slots * HISTORY * 4)
             self._ends = take(4 + 4 * len(ends))

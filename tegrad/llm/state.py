@@ -51,7 +51,7 @@ class States(Closing):
         self._device = device
         self._closed = False
         self._workspace = Workspace(device, STATE_SPEC)
-        with self.closed_on_error():
+        with self._closed_on_error():
             self.states, self.staged = (self._workspace.take(slots * ctypes.sizeof(State)) for _ in range(2))
             self.rings = self._workspace.take(slots * RING * ENTRY_BYTES, RING_SPEC)
         self._entries = words_of(self.rings, "Q")

@@ -251,9 +251,9 @@ class Tokenizer:
         merges = values.strings("tokenizer.ggml.merges")
         vocabulary = list(enumerate(self.tokens))
         letters: set[str] = set(self._letters)
-        if text is not None:
-            longest = max(max(map(len, self.tokens), default=0), max(map(len, merges), default=0))
-            parts = self._parts(text, min(longest, BRIEF_TOKEN_LETTERS))
+        longest = max(max(map(len, self.tokens), default=0), max(map(len, merges), default=0))
+        if text is not None and longest <= BRIEF_TOKEN_LETTERS:
+            parts = self._parts(text, longest)
             letters &= parts
             merges = [merge for merge in merges if merge.replace(" ", "", 1) in parts]
             apart = {token for tokens in self._apart.values() for token in tokens}

@@ -15,7 +15,7 @@
 //   workspace  schedule.workspace: number of the step, counters, joined splits of attention, packets; zeros at first
 //   state, ring   kernels/state.cuh; histories, ends   kernels/sampling.cuh: of these, the step's end
 //   rope       float32 (ANGLE_TABLES, 2, ROPE_POSITIONS, ROPE_PAIRS)
-//   logits     float32 (rows of the output matrix), written where STORE_LOGITS
+//   logits     float32 (rows of the output matrix)
 //   timestamps where TIMESTAMPS: u64 (CTAS, STAGES, 4), SM cycles: stage begun, input there, results there, published
 //   last       stages to run; fewer than STAGES for tests, which then find every vector as the last stage left it
 //   greedy     1: the likeliest token ends the step; 0: other launches sample from the logits
@@ -37,9 +37,6 @@
 #include "blocks.cuh"
 #include "activation.cuh"
 
-#ifndef STORE_LOGITS
-#define STORE_LOGITS 1
-#endif
 #ifndef TIMESTAMPS
 #define TIMESTAMPS 0
 #endif
@@ -974,7 +971,7 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
 #ifdef LOGIT_CAP
                 value = LOGIT_CAP * tanhf(value * (1 / LOGIT_CAP));
 #endif
-                if (STORE_LOGITS) logits[first + at] = value;
+                logits[first + at] = value;
                 if (value > best) best = value, best_row = first + at;
             }
             if (!hands_on) continue;
