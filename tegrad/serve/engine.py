@@ -157,7 +157,11 @@ class Embedder:
             self._pooling = embeddings.pooling(file)
             self._speaker, _ = speaker(file, **load.options)
             if isinstance(self._speaker, engine.Engine):  # whose kernels for prompts make the vectors
-                rows.check(file)
+                try:
+                    rows.check(file)
+                except BaseException:
+                    self._speaker.close()
+                    raise
         self.positions: int = load.options["context"]
         self.counts = Counts()
 

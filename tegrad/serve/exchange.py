@@ -80,6 +80,7 @@ class Exchange:
         """The body's fields; Failure. Where they ask for a stream, that begins at its first event, or after a while."""
         found: dict[str, Any] = await self.work(lambda: kind.read(parsed(self.body)))
         if found.get("stream") and self._voice.idle:
+            self._last = time.monotonic()
             self._alive = asyncio.create_task(self._keep_alive())
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -17,6 +18,7 @@ from rig import Fixed, Scripted, about, served
 from tegrad import models
 from tegrad.serve import conversation, exchange
 from tegrad.serve import openai as api
+from tegrad.serve.fields import Field, Flag, Object
 
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -131,6 +133,28 @@ def test_silence_before_the_first_token_has_comments(
         step.open()
         rest = "".join(parts)
     assert "".join(one["choices"][0]["delta"].get("content", "") for one in events(rest)) == TEXT
+
+
+def test_a_body_that_was_long_on_its_way_has_no_comment_before_it_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one, what the checks find would no longer be a status of its own."""
+    monkeypatch.setattr(exchange, "IDLE_S", 0.2)
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def answer() -> None:
+        made = exchange.Exchange(api.API.voice, {}, send)
+        await asyncio.sleep(0.3)
+        made.body = b'{"stream": true}'
+        assert await made.read(Object({"stream": Field(Flag())})) == {"stream": True}
+        await asyncio.sleep(0.02)
+        assert sent == []
+        await asyncio.sleep(0.5)
+        made.close()
+
+    asyncio.run(answer())
+    assert [message["type"] for message in sent[:1]] == ["http.response.start"]
 
 
 def test_what_fails_after_a_comment_is_an_event(
