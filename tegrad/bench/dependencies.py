@@ -7,6 +7,8 @@ so that what surrounds them falls out.
 
     tegrad bench dependencies              every form, a line each
     tegrad bench dependencies chain idle   these
+
+A form that faults ends the run: name the others.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from tinygrad.runtime.support.hcq import HCQBuffer
 
 from tegrad.bench.gpu import gpu_us
 from tegrad.bench.kernels import PIPES, KernelRow, plan_table
-from tegrad.bench.record import Record, Side, make
+from tegrad.bench.record import Record, RecordError, Side, make
 from tegrad.hw.chips import CHIPS, Chip
 from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.gguf import Gguf
@@ -80,6 +80,13 @@ def read_bandwidth(device: Gpu) -> Rate:
         device.release(buffer, spec)
     rate = max(found, default=0.0)
     return Rate(rate, f"{rate / 1e9:.0f} GB/s, {found.get(rate, 'not measured')}, over {size >> 20} MiB")
+
+
+def bandwidth(device: Gpu) -> float:
+    """The same for what takes shares of it: bytes per second. RecordError where the clock does not tell it."""
+    if not (rate := read_bandwidth(device).rate):
+        raise RecordError("the bandwidth cannot be measured: the GPU's clock does not tell one read from several")
+    return rate
 
 
 def readers(device: Gpu, buffer: HCQBuffer) -> Iterator[tuple[tuple[int, int], Launch, int]]:

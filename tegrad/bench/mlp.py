@@ -13,6 +13,7 @@ a GPU's share.
 from __future__ import annotations
 
 import ctypes
+import signal
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +45,8 @@ ROUNDS: Final = 5
 and decides a 99th percentile."""
 JIT_CALLS: Final = 1_000
 WARM_UP_CALLS: Final = 200
+GRAPH_S: Final = 300
+"""Within which the graph's process has to be done: a GPU that hangs would keep it for ever."""
 BATCH_CALLS: Final = 500
 """Calls whose 99th percentile is one sample of the figure for p99."""
 WHAT: Final = "one call of a 12-128-128-4 network of halves: store the input, run, read the output"
@@ -345,10 +348,16 @@ def run(work: Work, library: Any = None) -> dict[str, Timed]:
     }
 
 
+def _bounded(run: Callable[[Work], dict[str, Timed]], work: Work, seconds: int) -> dict[str, Timed]:
+    """What `run` returns, in a process that ends after so long."""
+    signal.alarm(seconds)
+    return run(work)
+
+
 def in_process(work: Work) -> dict[str, Timed]:
-    """`run`, in a process of its own. RecordError where it fails."""
+    """`run`, in a process of its own. RecordError where it fails, or takes longer than GRAPH_S."""
     try:
-        (found,) = spawned(run, [(work,)], 1)
+        (found,) = spawned(_bounded, [(run, work, GRAPH_S)], 1)
     except BrokenProcessPool as error:
         raise RecordError("the CUDA graph failed: its process ended without a word") from error
     return found

@@ -240,7 +240,7 @@ def measured(bench: ProductBench, names: Sequence[str], bandwidth: float, sweepi
 
 def read_bandwidth(device: Gpu) -> float:
     """Print the bandwidth that shares are of; bytes per second."""
-    rate = limits.read_bandwidth(device).rate
+    rate = limits.bandwidth(device)
     print(f"read bandwidth {rate / 1e9:.0f} GB/s", flush=True)
     return rate
 

@@ -108,7 +108,7 @@ def show_stages(name: str, plan: str) -> None:
     with opened() as device:
         made = plans.model(shape.config, models.formats(name), device, shape.tied)
         launches, weights = PLANS[plan](made), plans.by_address(made)
-        bandwidth = limits.read_bandwidth(device).rate
+        bandwidth = limits.bandwidth(device)
         whole, twice = (gpu_us(device, launches * count, DEFAULT) for count in (1, 2))
         us, size = twice - whole, sum(weight_bytes(launch, weights) for launch in launches)
         print(
@@ -525,7 +525,7 @@ def show_persistent(
         device = undo.enter_context(opened())
         rig = Rig(device, model, depth, ALL_FORMS[dependency])
         undo.callback(rig.close)
-        bandwidth = limits.read_bandwidth(device).rate
+        bandwidth = limits.bandwidth(device)
         limit = rig.nbytes / bandwidth * 1e6
         us = measure_tuning(rig, tuning)
         if sweeping:

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import pickle
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -151,3 +152,10 @@ def test_what_fails_in_the_graphs_process_is_told_here(monkeypatch: pytest.Monke
     monkeypatch.setattr(mlp, "run", os._exit)
     with pytest.raises(RecordError, match="the CUDA graph failed"):
         mlp.in_process(3)  # type: ignore[arg-type]
+
+
+def test_a_graph_that_never_ends_ends_with_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mlp, "run", time.sleep)
+    monkeypatch.setattr(mlp, "GRAPH_S", 1)
+    with pytest.raises(RecordError, match="the CUDA graph failed"):
+        mlp.in_process(120)  # type: ignore[arg-type]
