@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tegrad.conformance.calls import NO_FD, Calls, ctrl, unallocated
-from tegrad.conformance.rig import PAGE, VA_END, VA_START, VOLATILE, Raw, Rig, map_fields, request
+from tegrad.conformance.rig import VA_END, VA_START, VOLATILE, Raw, Rig, map_fields, request
 from tegrad.conformance.rule import rule, rules
 from tegrad.uapi import constants as k
 from tegrad.uapi import structs as s
@@ -25,6 +25,8 @@ SPARSE = k.NVGPU_AS_ALLOC_SPACE_FLAGS_SPARSE
 WINDOW = 0xFE00000000
 SEEN_END = 0xFFFFE00000
 """The end of the range that placements were read off on an AGX Orin 64GB."""
+PAGE = 4 * KIB
+"""The GPU's small page."""
 AREA = 16 * PAGE
 MAP, SPACE = "AS_MAP_BUFFER_EX", "AS_ALLOC_SPACE"
 Fields = dict[str, int]

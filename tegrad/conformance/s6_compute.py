@@ -455,9 +455,10 @@ def constants_changed(rig: Rig, launch: Callable[[Queue, int], object], **fields
     gpu, queue, out = compute(rig)
     program = gpu.program("store")
     bank = gpu.bank(program, out.va, 1)
-    queue.launch(gpu.qmd(program, bank)).done()
+    kept: dict[str, Any] = {"constant_buffer_invalidate_0": 0}
+    queue.launch(gpu.qmd(program, bank, **kept)).done()
     gpu.arguments(bank, program, out.va, 2)
-    launch(queue, gpu.qmd(program, bank, **{"constant_buffer_invalidate_0": 0, **fields}))
+    launch(queue, gpu.qmd(program, bank, **(kept | fields)))
     queue.done()
     rig.equal("the kernel's store", 2, out.u32())
 

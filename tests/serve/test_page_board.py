@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from tegrad.serve import page
 pytestmark = [pytest.mark.board, needs_chromium]
 
 ASKED = "Who made the heaven and the earth?"
-MOST = 12
+MOST = 32
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +82,7 @@ def test_a_conversation_is_what_the_official_client_gets(tab: Page, client: open
     expect(answer.locator(".who")).to_have_text("small")
     expect(answer.locator(".body")).to_have_text(words(first))
     expect(answer.locator(".note")).to_contain_text(f"{count} tokens · ")
-    # All tokens of a quick answer may come at once, so that it has no rate.
-    expect(answer.locator(".note")).to_have_text(re.compile(r"tokens( · [\d.]+ tokens/s)? · first after [\d.]+ s$"))
+    expect(answer.locator(".note")).to_contain_text(" tokens/s · first after ")
     say(tab, "And the light?")
     expect(done(tab).locator(".body")).to_have_text(words(second))
     written(tab)

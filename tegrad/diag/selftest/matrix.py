@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tegrad.conformance.engine import M32, PLAIN_RELEASE, Block, Gpu, Program
+from tegrad.conformance.engine import PLAIN_RELEASE, Block, Gpu, Program
 from tegrad.conformance.rig import PAGE, Rig
 from tegrad.conformance.rule import Differs
 from tegrad.diag.selftest.stage import Notes
 from tegrad.hw.classes import HostMethod, MemOp
-from tegrad.hw.gpfifo import MethodOp, gp_entry, method_header
+from tegrad.hw.gpfifo import gp_entry, semaphore
 from tegrad.uapi.errors import DriverError
 from tegrad.uapi.kernel import Kernel
 
@@ -128,9 +128,7 @@ class MatrixBench:
 
     def push(self, at: int, value: int) -> int:
         """Write a segment that releases a value into an address under test, run it; what the results hold then."""
-        header = method_header(MethodOp.INC, 0, HostMethod.SEM_ADDR_LO, 5)
-        target = self.results.va + 128
-        words = (header, target & M32, target >> 32, value, 0, PLAIN_RELEASE)
+        words = semaphore(PLAIN_RELEASE, self.results.va + 128, value)
         for i, word in enumerate(words):
             self.block.put32(word, at + 4 * i)
         self.queue.entry(gp_entry(self.block.va + at, len(words))).done()
