@@ -8,9 +8,9 @@ suppressed until it leaves at its next back edge or exit.
 from collections.abc import Callable
 
 from tegrad.ptx.check import AccessShape, Checker, launch_of
+from tegrad.ptx.gather import gather_any, interleave, masked_load, masked_store, replicate, scatter_any
 from tegrad.ptx.helpers import family
 from tegrad.ptx.ir import Fn, Module, V
-from tegrad.ptx.lanes import gather_any, interleave, masked_load, masked_store, replicate, scatter_any
 from tegrad.ptx.layout import LANES, Access, Frame, Launch
 
 

@@ -7,9 +7,9 @@ other processes that map the same memory.
 from tegrad.ptx.access import Helper
 from tegrad.ptx.check import AccessShape
 from tegrad.ptx.floating import PLAIN, bf16_to_f32, f32_to_bf16, flush
+from tegrad.ptx.gather import each_lane
 from tegrad.ptx.helpers import family
 from tegrad.ptx.ir import Module, V
-from tegrad.ptx.lanes import each_lane
 from tegrad.ptx.layout import LANES, Access, Frame
 from tegrad.ptx.lowering import Lowering
 from tegrad.ptx.memory import address, space_of

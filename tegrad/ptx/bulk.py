@@ -10,9 +10,9 @@ others out of order; the scheduler holds warps back (`schedule`), and a warp may
 """
 
 from tegrad.ptx.check import PAGE_SHIFT, launch_of
+from tegrad.ptx.gather import each_lane
 from tegrad.ptx.helpers import helper
 from tegrad.ptx.ir import Fn, V
-from tegrad.ptx.lanes import each_lane
 from tegrad.ptx.layout import HASH_FACTOR, LANES, Access, Frame, Launch, Slot, Space, WarpState, fault_info
 from tegrad.ptx.lowering import Asynchronous
 from tegrad.ptx.mbarrier import COUNTS, NEW_FORMS_SM, VECTOR, place

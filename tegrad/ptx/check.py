@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tegrad.ptx.gather import gather
 from tegrad.ptx.helpers import helper
 from tegrad.ptx.ir import Fn, V, mangle
-from tegrad.ptx.lanes import gather
 from tegrad.ptx.layout import LANES, Access, Frame, Launch, Space, fault_info
 
 SPACES = {"global": Space.GLOBAL, "shared": Space.SHARED, "local": Space.LOCAL, "generic": Space.GENERIC}

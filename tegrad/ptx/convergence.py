@@ -16,9 +16,9 @@ from typing import Protocol
 
 from tegrad.ptx.analysis import Block, is_warp_sync, member_mask
 from tegrad.ptx.control import EndsBlock
+from tegrad.ptx.gather import keep
 from tegrad.ptx.helpers import helper
 from tegrad.ptx.ir import Fn, V
-from tegrad.ptx.lanes import keep
 from tegrad.ptx.layout import LANES, Access, Frame, Status, WarpState, fault_info
 from tegrad.ptx.parser import split_op
 from tegrad.ptx.rules import U32

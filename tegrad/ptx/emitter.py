@@ -13,8 +13,8 @@ from tegrad.ptx.analysis import Block, analyse
 from tegrad.ptx.convergence import converge, hold, keys
 from tegrad.ptx.dispatch import Dispatcher
 from tegrad.ptx.errors import PtxError
+from tegrad.ptx.gather import keep
 from tegrad.ptx.ir import Fn, Module, V
-from tegrad.ptx.lanes import keep
 from tegrad.ptx.layout import LANES, STACK_ALIGN, Frame, Launch
 from tegrad.ptx.placement import Layout
 from tegrad.ptx.rules import U32, Handler, OpRule, unsupported

@@ -14,9 +14,9 @@ from enum import IntEnum, IntFlag
 from functools import partial, reduce
 
 from tegrad.ptx.check import PAGE_SHIFT, launch_of
+from tegrad.ptx.gather import each_lane
 from tegrad.ptx.helpers import helper
 from tegrad.ptx.ir import Fn, V
-from tegrad.ptx.lanes import each_lane
 from tegrad.ptx.layout import HASH_FACTOR, LANES, Access, Frame, Launch
 
 SECTOR_SHIFT = 5

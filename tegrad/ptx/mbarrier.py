@@ -11,9 +11,9 @@ the object waits (`bulk`), and the warp gives way at its next back edge.
 from collections.abc import Sequence
 
 from tegrad.ptx.check import launch_of
+from tegrad.ptx.gather import each_lane
 from tegrad.ptx.helpers import helper
 from tegrad.ptx.ir import Fn, V
-from tegrad.ptx.lanes import each_lane
 from tegrad.ptx.layout import LANES, Access, Frame, Launch, Space, fault_info
 from tegrad.ptx.lowering import Asynchronous
 from tegrad.ptx.memory import U64, address, space_of

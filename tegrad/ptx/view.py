@@ -13,9 +13,9 @@ from tegrad.ptx.access import Transfer, last_first, sizes
 from tegrad.ptx.access import helper_name as general_name
 from tegrad.ptx.analysis import Block, defs_uses
 from tegrad.ptx.check import AccessShape, Checker
+from tegrad.ptx.gather import gather_any, interleave, scatter_any
 from tegrad.ptx.helpers import family, helper
 from tegrad.ptx.ir import Fn, Module, V
-from tegrad.ptx.lanes import gather_any, interleave, scatter_any
 from tegrad.ptx.layout import ALL_LANES, LANES, Access, Frame
 from tegrad.ptx.syntax import Addr, Ins, Reg
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from tegrad.ptx.analysis import MET, member_mask
+from tegrad.ptx.gather import each_lane, gather
 from tegrad.ptx.helpers import family
 from tegrad.ptx.ir import Fn, Module, V
-from tegrad.ptx.lanes import each_lane, gather
 from tegrad.ptx.layout import LANES, Frame
 from tegrad.ptx.lowering import Lowering
 from tegrad.ptx.rules import PRED, U32, Handler, mod

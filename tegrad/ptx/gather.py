@@ -1,4 +1,4 @@
-"""Memory access of many lanes: gathers, scatters, masked vectors and loops over lanes."""
+"""Gather and scatter: memory access of many lanes, masked vectors, loops over lanes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
