@@ -4,6 +4,9 @@
 class TegradError(Exception):
     """Base of every error that tegrad raises on purpose: one sentence with the cause and the next step.
 
+    "what is wrong: what to do", or "what: and why; what to do". It begins with a small letter, but for names, and ends
+    without a period, so that it can stand in another sentence.
+
     `exit_code` is what the command line ends with: 1 for a failure on the way, 2 for bad input.
     """
 

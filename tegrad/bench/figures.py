@@ -98,7 +98,7 @@ class Results:
         for path in sorted(self.samples.glob("*.json")):
             record = Record.load(path)
             if record.id != path.stem:
-                raise RecordError(f"{path} holds the samples of {record.id}; rename it")
+                raise RecordError(f"{path} holds the samples of {record.id}: rename it")
             yield path, record
 
     def compute(self) -> list[dict[str, Any]]:
@@ -117,7 +117,7 @@ class Results:
         try:
             rows: list[dict[str, Any]] = json.loads(self.table.read_text()) if self.table.exists() else []
         except ValueError as error:
-            raise RecordError(f"{self.table} is not JSON ({error}); run `tegrad bench figures`") from error
+            raise RecordError(f"{self.table} is not JSON ({error}): run `tegrad bench figures`") from error
         return rows
 
     def stale(self) -> list[str]:

@@ -115,7 +115,7 @@ class Record:
                 others=tuple(Side(**other) for other in others),
             )
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise RecordError(f"{path} is not a samples file ({error}); measure it again") from error
+            raise RecordError(f"{path} is not a samples file ({error}): measure it again") from error
 
 
 def make(

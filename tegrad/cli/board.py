@@ -31,7 +31,7 @@ def start(
     from tegrad.orin import board
 
     if chip not in CHIPS:
-        raise board.BoardError(f"there is no chip named {chip!r}; choose one of {', '.join(CHIPS)}")
+        raise board.BoardError(f"there is no chip named {chip!r}: choose one of {', '.join(CHIPS)}")
     row = CHIPS[chip]
     board.check_name(name)
     size = board.parse_size(memory) if memory else row.mem_bytes

@@ -37,9 +37,9 @@ def conformance(
 
     rules = chosen(all_rules(), section or (), rule or ())
     if unknown := set(rule or ()) - {one.id for one in rules}:
-        raise typer.BadParameter(f"there is no rule {', '.join(sorted(unknown))}; see `tegrad conformance --list`")
+        raise typer.BadParameter(f"there is no rule {', '.join(sorted(unknown))}: see `tegrad conformance --list`")
     if not rules:
-        raise typer.BadParameter("no rule is in this section; see `tegrad conformance --list`")
+        raise typer.BadParameter("no rule is in this section: see `tegrad conformance --list`")
     if list_:
         for one in rules:
             typer.echo(f"{one.id:48} {'hazardous: ' if one.hazardous else ''}{one.sentence}")

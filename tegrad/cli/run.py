@@ -314,7 +314,7 @@ def _asked(prompt: str, file: Gguf, *, system: str | None, chat: bool, insist: b
             raise UsageError(f"{file.path if chat else '--raw'} has no chat template: leave out {option}")
         return prompt, True
     if not text:
-        raise UsageError("the model's chat template writes nothing; use --raw")
+        raise UsageError("the model's chat template writes nothing: use --raw")
     return text, False
 
 

@@ -52,7 +52,7 @@ def selftest(
     from tegrad.orin.board import check_spec
 
     if unknown := sorted(set(stage or ()) - {one.name for one in STAGES}):
-        raise typer.BadParameter(f"there is no stage {', '.join(unknown)}; see `tegrad selftest --list`")
+        raise typer.BadParameter(f"there is no stage {', '.join(unknown)}: see `tegrad selftest --list`")
     stages = chosen(stage or ())
     asked = Asked(*(str(path.resolve()) if path else "" for path in (model, llama_bench)))
     for one in stages if stage else ():

@@ -126,5 +126,5 @@ def nodes(name: str, what: str, wanted: Sequence[Path], absent: str, make: str) 
 
 def _told(name: str, what: str, found: Found) -> Finding:
     row = found.row
-    text = sentence(what, row).rstrip(".").removesuffix(f": {row.remedy}" if row.remedy else "")
+    text = sentence(what, row).removesuffix(f": {row.remedy}" if row.remedy else "")
     return Finding(name, STATES[row.state], f"{text} [{found.told_by}]", row.remedy)

@@ -189,4 +189,4 @@ class expect_clean(ContextDecorator):
         if error is not None:
             error.add_note(f"meanwhile the kernel log said:\n{text}")
         else:
-            raise KernelLogError(f"the kernel log has {len(bad)} error lines; look at the first:\n{text}")
+            raise KernelLogError(f"the kernel log has {len(bad)} error lines, of which this is the first:\n{text}")

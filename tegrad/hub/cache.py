@@ -88,7 +88,7 @@ def find(text: str, *, usual: bool = True) -> Kept:
         raise ModelNameError(f"{text} is no file, and no model of that name is here: {pull}{known}")
     if len({each.model.repo for each in models}) > 1:
         meant = [each.model for each in models if tag is None or each.model.is_called(tag)]
-        raise ModelNameError(f"{text} may be several models; choose one of {listed(meant or _models(models))}")
+        raise ModelNameError(f"{text} may be several models: choose one of {listed(meant or _models(models))}")
     model = chosen(_models(models), tag, usual=usual)
     return next(each for each in models if each.model is model)
 

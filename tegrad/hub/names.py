@@ -115,7 +115,7 @@ def chosen(models: Sequence[Model], tag: str | None, *, usual: bool = True) -> M
     repo = models[0].repo
     if not found:
         raise ModelNameError(f"{repo} has no {tag}; it has {listed(models)}")
-    raise ModelNameError(f"{repo}{f':{tag}' if tag else ''} may be several models; choose one of {listed(found)}")
+    raise ModelNameError(f"{repo}{f':{tag}' if tag else ''} may be several models: choose one of {listed(found)}")
 
 
 def listed(models: Iterable[Model]) -> str:

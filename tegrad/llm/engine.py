@@ -118,7 +118,9 @@ class Engine(Closing):
         except BaseException as error:
             self.close()
             if isinstance(error, MemoryError):
-                raise OutOfMemory(f"{error} The model's work space does not fit: ask for a shorter context.") from error
+                raise OutOfMemory(
+                    f"the model's work space does not fit ({error}): ask for a shorter context"
+                ) from error
             raise
 
     def _quickest(self, model: PackedModel, states: States, cache: KvCache) -> Plan:

@@ -303,7 +303,7 @@ class _Header:
 
     def parse(self) -> tuple[Mapping[str, Value], Mapping[str, TensorInfo]]:
         if self.file.read(0, 4) != MAGIC:
-            raise GgufError(f"{self.file.path} is not a GGUF file; give a model in GGUF format")
+            raise GgufError(f"{self.file.path} is not a GGUF file: give a model in GGUF format")
         self.take(4)
         version = self.u32()
         if version not in VERSIONS:

@@ -40,7 +40,7 @@ class File(Closing):
             mode = os.stat(path).st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):  # a pipe would be waited for
                 what = "a directory" if stat.S_ISDIR(mode) else "a pipe or a device"
-                raise GgufError(f"the model {path} is {what}; give the path of a GGUF file")
+                raise GgufError(f"the model {path} is {what}: give the path of a GGUF file")
             return cls(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
         except OSError as error:
             raise GgufError(f"cannot open the model {path}: {error.strerror}; check the path") from error
@@ -61,7 +61,7 @@ class File(Closing):
         while done < len(target):
             count = os.preadv(self._fd, [target[done : done + READ_SIZE]], offset + done)
             if count == 0:
-                raise GgufError(f"{self.path} became shorter while it was read; download the file again")
+                raise GgufError(f"{self.path} became shorter while it was read: download the file again")
             done += count
         if not keep:
             os.posix_fadvise(self._fd, offset, len(target), os.POSIX_FADV_DONTNEED)

@@ -128,7 +128,7 @@ class Settings:
             f"the log-probabilities of 0 to {LIKELIEST} likeliest tokens": 0 <= (self.logprobs or 0) <= LIKELIEST,
         }
         if wrong := [rule for rule, holds in allowed.items() if not holds]:
-            raise ModelError(f"cannot sample with {self}; give {' and '.join(wrong)}")
+            raise ModelError(f"cannot sample with {self}: give {' and '.join(wrong)}")
 
     def check(self, vocab: int) -> None:
         """ModelError for biases of tokens that a vocabulary of this size has not."""

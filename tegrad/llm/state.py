@@ -124,4 +124,4 @@ class States(Closing):
         if self._closed:
             raise ModelError("these states were closed: make new ones")
         if self._device.closed:
-            raise self._device.gone("The sequence's memory was released when its device was closed; begin a new one.")
+            raise self._device.gone("the sequence's memory was released when its device was closed; begin a new one")

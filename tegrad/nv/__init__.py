@@ -44,9 +44,9 @@ def require() -> None:
 def _check_tinygrad() -> None:
     found = tinygrad_version()
     if found is None:
-        raise InstallError(f"tinygrad is not installed: pip install tinygrad=={TINYGRAD}.")
+        raise InstallError(f"tinygrad is not installed: pip install tinygrad=={TINYGRAD}")
     if found != TINYGRAD:
-        raise InstallError(f"tinygrad {found} does not fit, tegrad needs {TINYGRAD}: pip install tinygrad=={TINYGRAD}.")
+        raise InstallError(f"tinygrad {found} does not fit, tegrad needs {TINYGRAD}: pip install tinygrad=={TINYGRAD}")
 
 
 def import_tinygrad(module: str = "tinygrad") -> Any:
@@ -60,14 +60,14 @@ def import_tinygrad(module: str = "tinygrad") -> Any:
     except RuntimeError as error:
         if "target string" not in str(error):
             raise
-        raise SettingError(f"DEV={os.environ.get('DEV', '')} names no device: {error}.") from error
+        raise SettingError(f"DEV={os.environ.get('DEV', '')} names no device: {error}") from error
 
 
 def wrong_setting(error: ValueError) -> SettingError | None:
     """What to tell of an error that tinygrad's reading of a variable made, at its import or later; None of another."""
     if (frame := _raised_in("getenv", error)) is None or not isinstance(name := frame.f_locals.get("key"), str):
         return None
-    return SettingError(f"tinygrad takes no {name}={os.environ.get(name)}: set it to a number, or unset it.")
+    return SettingError(f"tinygrad takes no {name}={os.environ.get(name)}: set it to a number, or unset it")
 
 
 def failing_compiler(error: Exception) -> SettingError | None:
@@ -76,7 +76,7 @@ def failing_compiler(error: Exception) -> SettingError | None:
     if not wanted or "NV" in wanted.partition(":")[0] or _raised_in("compile_cached", error) is None:
         return None
     said = (str(error).splitlines() or [type(error).__name__])[0]
-    return SettingError(f"the compiler of DEV={wanted} fails on this machine ({said[:200]}): choose another DEV.")
+    return SettingError(f"the compiler of DEV={wanted} fails on this machine ({said[:200]}): choose another DEV")
 
 
 def _raised_in(function: str, error: Exception) -> FrameType | None:
@@ -118,7 +118,7 @@ def _install(ops_nv: Any) -> None:
     from tegrad.nv import compat
 
     if any(map(compat.is_nv, compat.opened_devices())):
-        raise InstallError("tinygrad's NV device is already open: import tegrad before the first use of it.")
+        raise InstallError("tinygrad's NV device is already open: import tegrad before the first use of it")
 
     from tegrad.nv import device, diskcache, hopper, iface, jit, program, qmd, renderers
 

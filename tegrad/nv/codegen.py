@@ -51,7 +51,7 @@ def active(repair: str) -> bool:
     """Whether a repair is to be made; SettingError where the environment names one that does not exist."""
     off = [name for name in os.environ.get(SWITCH, "").split(",") if name]
     if unknown := [name for name in off if name not in REPAIRS]:
-        raise SettingError(f"{SWITCH} names {', '.join(unknown)}: the repairs are {', '.join(REPAIRS)}.")
+        raise SettingError(f"{SWITCH} names {', '.join(unknown)}: the repairs are {', '.join(REPAIRS)}")
     return repair not in off
 
 

@@ -188,11 +188,11 @@ class UnifiedAllocator(Allocator):
     def alloc(self, size: int, options: BufferSpec | None = None) -> HCQBuffer:
         """A buffer, from the cache if one fits. MemoryError, DeviceClosed, DeviceFault, or UnsupportedBuffer."""
         if options is not None and options.external_ptr is not None:
-            raise UnsupportedBuffer("Memory at a given address cannot become NV memory; copy it with .to('NV').")
+            raise UnsupportedBuffer("memory at a given address cannot become NV memory: copy it with .to('NV')")
         try:
             return super().alloc(size, with_role(options, role_of(options)))
         except MemoryError as error:  # of the second attempt, without the story of the first
-            raise MemoryError(f"{error}. {error.__cause__ or ''}") from None
+            raise MemoryError(f"{error}{f': {error.__cause__}' if error.__cause__ else ''}") from None
 
     def free(self, opaque: Any, size: int, options: BufferSpec | None = None) -> None:
         """Keep the buffer for reuse in its role or give it back; a closed device has none left."""
@@ -244,8 +244,8 @@ class UnifiedAllocator(Allocator):
     def _as_buffer(self, src: HCQBuffer) -> memoryview:
         if (memory := _memory(src)).cached:
             raise UnsupportedBuffer(
-                f"Memory for {memory.role.name} lies in the GPU's L2 between launches, so that no view of it can be "
-                "given: copy it out."
+                f"memory for {memory.role.name} lies in the GPU's L2 between launches, so that no view of it can be "
+                "given: copy it out"
             )
         return self._bytes(src)
 
@@ -268,7 +268,7 @@ class UnifiedAllocator(Allocator):
 
     def _bytes(self, buf: HCQBuffer) -> memoryview:
         if self.dev.closed:
-            raise self.dev.gone("A tensor's memory was released when its device was closed; make the tensor again.")
+            raise self.dev.gone("a tensor's memory was released when its device was closed: make the tensor again")
         view: memoryview = to_mv(_memory(buf).address + int(buf.va_addr - buf.base.va_addr), buf.size)
         return view
 
@@ -331,7 +331,7 @@ class NVDevice(GpuMethods, _StockDevice, _SmallRings):  # type: ignore[misc]
             self._release()
             _forget(self)
             if told := _release_trouble(error):
-                raise UnsupportedDriver(f"NV cannot be opened. {told}") from error
+                raise UnsupportedDriver(f"NV cannot be opened: {told}") from error
             raise
 
     def _select_iface(self, device: str) -> Any:
@@ -340,12 +340,12 @@ class NVDevice(GpuMethods, _StockDevice, _SmallRings):  # type: ignore[misc]
         if board_asked() or (not DEV.target("NV").interface and drivers_present()):
             self.ifaces = [iface for iface in self.ifaces if iface.__name__ == TegraIface.__name__]
             if (number := DEV.target("NV").indices) not in ("", "0"):
-                raise NoDevice(f"GPU {number} does not exist: a Jetson has one, whose number is 0.")
+                raise NoDevice(f"GPU {number} does not exist: a Jetson has one, whose number is 0")
         try:
             return super()._select_iface(device)
         except ExceptionGroup as tried:
             reasons = "; ".join(f"{type(error).__name__}: {error}" for error in tried.exceptions)
-            raise NoDevice(f"{device} cannot be opened. {reasons}.") from None
+            raise NoDevice(f"{device} cannot be opened: {reasons}") from None
 
     @functools.cached_property
     def sm_count(self) -> int:
@@ -359,7 +359,7 @@ class NVDevice(GpuMethods, _StockDevice, _SmallRings):  # type: ignore[misc]
             return int(own)
         if count := sms_in_order(self) or self._sms_by_masks():
             return count
-        raise NoDevice("The driver does not tell how many SMs the GPU has: please report this with its version.")
+        raise NoDevice("the driver does not tell how many SMs the GPU has: please report this with its version")
 
     def _sms_by_masks(self) -> int:
         """The SMs of the TPCs that RM says are there; 0 where it does not answer."""
@@ -608,8 +608,8 @@ class NVDevice(GpuMethods, _StockDevice, _SmallRings):  # type: ignore[misc]
     def gone(self, closed: str) -> DeviceClosed:
         """The error about something of this device when it is closed, or when it is the parent process's."""
         return DeviceClosed(
-            f"{self.device} was opened before fork() and stays with the parent process. Make tensors in the child from "
-            "data of the CPU's, or start processes with multiprocessing's 'spawn'."
+            f"{self.device} was opened before fork() and stays with the parent process: make tensors in the child from "
+            "data of the CPU's, or start processes with multiprocessing's 'spawn'"
             if self.forked
             else closed
         )
@@ -617,7 +617,7 @@ class NVDevice(GpuMethods, _StockDevice, _SmallRings):  # type: ignore[misc]
     def check_usable(self) -> None:
         """DeviceClosed or the DeviceFault of before, if the device can do no more work."""
         if self.closed:
-            raise self.gone(f"{self.device} was closed; get the new device from Device[{self.device!r}].")
+            raise self.gone(f"{self.device} was closed: get the new device from Device[{self.device!r}]")
         if self.error_state is not None:
             raise self.error_state
 
@@ -665,7 +665,7 @@ class NVDevice(GpuMethods, _StockDevice, _SmallRings):  # type: ignore[misc]
         if report := self._debugger_report():
             self.error_state = report
         elif isinstance(error, WaitTimeout) and names:
-            self.error_state = WaitTimeout(f"{error} In flight: {', '.join(names[:3])}.")
+            self.error_state = WaitTimeout(f"{error}; in flight: {', '.join(names[:3])}")
         if self.error_state is not error and self.error_state is not None:
             raise self.error_state
 
@@ -744,7 +744,7 @@ def _release_trouble(error: BaseException) -> str:
         return releases.trouble(None if board_asked() else releases.l4t(), error.name, error.errno)
     refused = isinstance(error, (RuntimeError, OSError)) and not board_asked()
     if refused and (found := releases.desktop()) is not None and found.row.state is releases.State.REFUSED:
-        return "This is " + releases.sentence(f"NVIDIA's driver {found.version}", found.row)
+        return "this is " + releases.sentence(f"NVIDIA's driver {found.version}", found.row)
     return ""
 
 

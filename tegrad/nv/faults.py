@@ -113,7 +113,7 @@ class DeviceFault(TegradError, RuntimeError):
             parts.append(f"in flight: {shown}" + (f" and {more} more" if more > 0 else ""))
         if self.thread is not None:
             parts.append(self.thread)
-        return "; ".join(parts) + ". Go on with tegrad.nv.reopen(); dmesg shows the driver's report."
+        return "; ".join(parts) + ": go on with tegrad.nv.reopen(); dmesg shows the driver's report"
 
 
 class DriverGone(DeviceFault):
@@ -126,10 +126,10 @@ class DriverGone(DeviceFault):
     def _text(self) -> str:
         if self._emulated:
             return (
-                "The emulated board is gone: its process was ended, by somebody or for lack of memory. Start the "
-                "program again; TEGRAD_BOARD_DEBUG=1 shows what the board says."
+                "the emulated board is gone, since its process was ended, by somebody or for lack of memory: start the "
+                "program again; TEGRAD_BOARD_DEBUG=1 shows what the board says"
             )
-        return "The GPU is gone: its driver is shutting down or gave up on it. See dmesg, then reboot."
+        return "the GPU is gone, since its driver is shutting down or gave up on it: see dmesg, then reboot"
 
 
 def fault_address(found: FaultReport | None, errors: Iterable[SmError]) -> int | None:

@@ -34,13 +34,13 @@ def _build() -> Callable[[], None]:
     global _page
     code = CODE.get(platform.machine())
     if code is None:
-        raise TegradError(f"No memory barrier is known for {platform.machine()}; tegrad runs on aarch64 and x86-64.")
+        raise TegradError(f"no memory barrier is known for {platform.machine()}; tegrad runs on aarch64 and x86-64")
     page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     page.write(code)
     address = ctypes.addressof(ctypes.c_char.from_buffer(page))
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_EXEC):
-        raise TegradError("The system refuses executable memory, which the memory barrier needs; allow it for Python.")
+        raise TegradError("the system refuses executable memory, which the memory barrier needs: allow it for Python")
     _page = page
     return ctypes.PYFUNCTYPE(None)(address)  # keeps the interpreter's lock, which costs more than the barrier
 

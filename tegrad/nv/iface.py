@@ -72,7 +72,7 @@ class RmObject:
     def holds(self, kind: type[T]) -> T:
         """The payload, which must be of this kind. RmError otherwise."""
         if not isinstance(self.payload, kind):
-            raise rm.RmError(f"{rm.call_name(self.clss)} is no {kind.__name__}; the call names the wrong object.")
+            raise rm.RmError(f"{rm.call_name(self.clss)} is no {kind.__name__}; the call names the wrong object")
         return self.payload
 
 
@@ -104,7 +104,7 @@ class TegraIface:
 
     def __init__(self, dev: Any, device_id: int) -> None:
         if device_id != 0:
-            raise rm.RmError(f"NV:{device_id} does not exist: a Jetson has one GPU.")
+            raise rm.RmError(f"NV:{device_id} does not exist: a Jetson has one GPU")
         self.dev = dev
         chosen = roles.policy()
         self.kernel: Kernel = pick_kernel()
@@ -146,7 +146,7 @@ class TegraIface:
     def rm_alloc(self, parent: int, clss: int, params: Any = None, root: int | None = None) -> int:
         """Make an object of a class; its handle."""
         if clss not in self._allocs:
-            raise rm.RmError(f"RM class {rm.call_name(clss)} is not available on a Jetson.")
+            raise rm.RmError(f"RM class {rm.call_name(clss)} is not available on a Jetson")
         payload = self._allocs[clss](self, self.objects[parent], params)
         handle = next(self._handles)
         self.objects[handle] = RmObject(clss, payload)
@@ -155,7 +155,7 @@ class TegraIface:
     def rm_control(self, obj: int, cmd: int, params: Any = None, **kwargs: Any) -> Any:
         """Send a control; the parameters, filled."""
         if cmd not in rm.CONTROLS:
-            raise rm.RmError(f"RM control {rm.call_name(cmd, '_CTRL_')} is not available on a Jetson.")
+            raise rm.RmError(f"RM control {rm.call_name(cmd, '_CTRL_')} is not available on a Jetson")
         rm.CONTROLS[cmd](self, self.objects[obj], params)
         return params
 
@@ -212,7 +212,7 @@ class TegraIface:
     def map(self, mem: HCQBuffer) -> HCQBuffer:
         """Map a CPU buffer for the GPU, in place: its pages become an nvmap buffer that both see."""
         if mem.owner is None or not compat.is_cpu(mem.owner):
-            raise rm.RmError("Only this GPU's own buffers and the CPU's can be mapped on a Jetson.")
+            raise rm.RmError("only this GPU's own buffers and the CPU's can be mapped on a Jetson")
         mem.owner.synchronize()
         made = self._made(lambda: self.nvmap.adopt(mem.cpu_view().addr, mem.size, self._space))
         return self._hand_out(made, mem.owner)
@@ -415,4 +415,4 @@ def _chip(sm_version: int) -> Chip:
     try:
         return by_sm_version(sm_version)
     except KeyError as error:
-        raise rm.RmError(f"This GPU is not supported: {error.args[0]}. tegrad/hw/chips.py takes new rows.") from error
+        raise rm.RmError(f"this GPU is not supported: {error.args[0]}; tegrad/hw/chips.py takes new rows") from error

@@ -84,7 +84,7 @@ class _Replay:
             buffer = buffers.get(uops[index]) or uops[index].buffer
             memory = compat.memory_on(buffer, name)
             if memory.owner is not device and getattr(memory.owner, "closed", False):
-                raise memory.owner.gone("A tensor's memory was released when its device was closed; make it again.")
+                raise memory.owner.gone("a tensor's memory was released when its device was closed: make it again")
             addresses.append(memory.va_addr)
         self.recording.run(1, tuple(addresses), tuple([int(sym_infer(one, var_vals)) for one in self.numbers]))
         GlobalCounters.kernel_count += self.calls

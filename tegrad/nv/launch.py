@@ -99,7 +99,9 @@ class Launcher:
         addresses = [buffer.va_addr for buffer in buffers]
         for buffer in buffers:
             if buffer.owner is not device and getattr(buffer.owner, "closed", False):
-                gone: DeviceClosed = buffer.owner.gone("A tensor's memory was released when its device was closed.")
+                gone: DeviceClosed = buffer.owner.gone(
+                    "a tensor's memory was released when its device was closed; make it again"
+                )
                 raise gone
         if program.align:
             for index, address in enumerate(addresses[: len(program.align)]):

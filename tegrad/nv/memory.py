@@ -106,7 +106,7 @@ class Nvmap:
         """
         if (free := available_memory()) - size < RESERVE_BYTES:
             raise MemoryError(
-                f"{size} bytes are asked for and {free} are free, of which {RESERVE_BYTES} stay reserved: {MAKE_ROOM}."
+                f"{size} bytes are asked for and {free} are free, of which {RESERVE_BYTES} stay reserved: {MAKE_ROOM}"
                 + _pool_hint(size - (free - RESERVE_BYTES))
             )
         with ExitStack() as undo:
@@ -123,7 +123,7 @@ class Nvmap:
                     undo.callback(self._kernel.munmap, memory.address, _pages(size))
             except DriverError as error:
                 if error.errno == errno.ENOMEM:
-                    raise MemoryError(f"The driver has no {size} bytes left: {MAKE_ROOM}.") from error
+                    raise MemoryError(f"the driver has no {size} bytes left: {MAKE_ROOM}") from error
                 raise
             undo.pop_all()
             return memory
@@ -137,7 +137,7 @@ class Nvmap:
         """
         if address % PAGE:
             raise UnsupportedBuffer(
-                f"Memory at {address:#x} cannot be mapped for the GPU: it does not start a page. Copy it to NV."
+                f"memory at {address:#x} cannot be mapped for the GPU: it does not start a page; copy it to NV"
             )
         memory = self.alloc(size, roles.STAGING, space)
         with ExitStack() as undo:
@@ -255,4 +255,4 @@ def _pool_hint(lacking: int) -> str:
     """What to do where memory that nvmap keeps may be what is lacking."""
     if not (most := pooled_memory()) or lacking > most:
         return ""
-    return f" nvmap may keep {most} bytes of what was freed before; this gives them back: {EMPTY_POOL}"
+    return f"; nvmap may keep {most} bytes of what was freed before; this gives them back: {EMPTY_POOL}"

@@ -56,7 +56,7 @@ class Profile:
     def __init__(self, folder: Path) -> None:
         """SettingError where `folder` is none."""
         if not folder.is_dir():
-            raise SettingError(f"{PROFILE_VARIABLE}={folder} is no folder: make it, or unset the variable.")
+            raise SettingError(f"{PROFILE_VARIABLE}={folder} is no folder: make it, or unset the variable")
         self._file = folder / f"{os.getpid()}.json"
         self._process = os.getpid()
         self._spans: list[Told] = []
@@ -99,7 +99,7 @@ class Profile:
                 self._sizes[target, each.src[0].arg.function_name] = size
             elif each.src[0].op is Ops.COPY and each is call and hasattr(Device[target].allocator, "_as_buffer"):
                 source = to_tuple(each.src[2].device)[0]
-                if target.startswith("NV") and not source.startswith("NV"):  # as a view, of which nothing else tells
+                if compat.is_nv(target) and not compat.is_nv(source):  # as a view, of which nothing else tells
                     us = float(perf_counter_us() - begun)
                     self._spans.append(("copy", "copies", f"{source} -> {target}", float(begun), us, size))
 

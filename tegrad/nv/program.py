@@ -43,7 +43,7 @@ def sm_config(size: int, sm_version: int) -> int:
     for kib in configs:
         if size <= kib << 10:
             return kib // 4 + 1
-    raise LaunchError(f"the kernel needs {size} bytes of shared memory, an SM has {configs[-1] << 10}: use less.")
+    raise LaunchError(f"the kernel needs {size} bytes of shared memory, an SM has {configs[-1] << 10}: use less")
 
 
 def shared_limit(sm_version: int) -> int:
@@ -123,9 +123,9 @@ class NVProgram(ops_nv.NVProgram):  # type: ignore[misc]
         try:
             kernel = sole_kernel(cubin)
         except BadCubin as error:
-            raise LaunchError(f"{obj.name}: {error}.") from error
+            raise LaunchError(f"{obj.name}: {error}") from error
         if kernel != obj.name:
-            raise LaunchError(f'the cubin holds the kernel {kernel}, not {obj.name}: use extern "C" and that name.')
+            raise LaunchError(f'the cubin holds the kernel {kernel}, not {obj.name}: use extern "C" and that name')
         shared = shared_usage(cubin, kernel)
         limit = shared_limit(dev.sm_version)
         config = sm_config(resident_shared(cubin, shared, limit), dev.sm_version)
@@ -201,7 +201,7 @@ def check_alignment(program: Any, index: int, address: int) -> None:
     if address % (align := program.align[index]):
         raise LaunchError(
             f"argument {index} of {program.name} is at {address:#x}, its accesses need multiples of {align}: "
-            "copy that view first (clone()) or start it at a 16-byte boundary."
+            "copy that view first (clone()) or start it at a 16-byte boundary"
         )
 
 
@@ -215,7 +215,7 @@ def check_size(program: Any, what: str, axis: int, size: int) -> None:
     """LaunchError if a grid or block is empty or too large along an axis: the hardware would stop the channel."""
     limit = (GRID_MAX if what == "grid" else BLOCK_MAX)[axis]
     if not 1 <= size <= limit:
-        raise LaunchError(f"{program.name}: the {what} is {size} along {'xyz'[axis]}, which must be 1 to {limit}.")
+        raise LaunchError(f"{program.name}: the {what} is {size} along {'xyz'[axis]}, which must be 1 to {limit}")
 
 
 def check_sizes(program: Any, grid: Sequence[int], block: Sequence[int]) -> None:
@@ -232,5 +232,5 @@ def check_block(program: Any, block: Sequence[int]) -> None:
     if threads > limit:
         raise LaunchError(
             f"{program.name}: a block of {'x'.join(map(str, block))} has {threads} threads, the kernel's "
-            f"{program.regs_usage} registers allow {limit}: use smaller blocks."
+            f"{program.regs_usage} registers allow {limit}: use smaller blocks"
         )

@@ -78,7 +78,7 @@ class NVSignal(ops_nv.NVSignal):  # type: ignore[misc]
 
     def _check_open(self) -> None:
         if self.owner is not None and self.owner.closed:
-            raise self.owner.gone("This signal belongs to a device that was closed; record the work again.")
+            raise self.owner.gone("this signal belongs to a device that was closed: record the work again")
 
 
 class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
@@ -113,7 +113,7 @@ class Fifo(ops_nv.GPFifo):  # type: ignore[misc]
     def done(self) -> int:
         """The number of the last submission that the GPU has finished."""
         if self.device.closed:
-            raise self.device.gone("The device was closed while its work was waited for.")
+            raise self.device.gone("the device was closed while its work was waited for")
         return int(self.progress[0])
 
     def wait(self, number: int, *, prompt: bool = False) -> None:
@@ -234,7 +234,7 @@ class NVComputeQueue(_Submission, ops_nv.NVComputeQueue):  # type: ignore[misc]
         """Launch a kernel. LaunchError for sizes that cannot run, DeviceClosed for a buffer of a closed device."""
         for buf in args_state.bufs:
             if getattr(buf.owner, "closed", False):
-                raise buf.owner.gone("A tensor's memory was released when its device was closed; make it again.")
+                raise buf.owner.gone("a tensor's memory was released when its device was closed: make it again")
         if all(isinstance(size, int) for size in local_size):
             check_block(prg, local_size)
         for what, sizes in (("grid", global_size), ("block", local_size)):

@@ -129,7 +129,7 @@ class _Array:
         self.what, self.given = what, given
         kind = compat.numpy_type(tensor.dtype)
         if kind is None or np.dtype(kind).itemsize != tensor.dtype.itemsize:  # tinygrad names float32 for bfloat16
-            raise CannotRecord(f"{what} is {tensor.dtype}, a type that numpy lacks: cast it to half or float.")
+            raise CannotRecord(f"{what} is {tensor.dtype}, a type that numpy lacks: cast it to half or float")
         self.shape, self.dtype = _fixed(what, tensor.shape), np.dtype(kind)
         self.tensor = tensor
         self.buffer = _single(what, tensor.uop)
@@ -172,7 +172,7 @@ def record(function: Callable[..., Any], *examples: Any, device: str = "NV", dep
     arrays += [_Array(f"output {i}", tensor, given=False) for i, tensor in enumerate(outputs)]
     for array in arrays:
         if array.buffer.device != opened.device:
-            raise CannotRecord(f"{array.what} lies on {array.buffer.device}: only work on {opened.device} is recorded.")
+            raise CannotRecord(f"{array.what} lies on {array.buffer.device}: only work on {opened.device} is recorded")
     moved: dict[int, _Memory] = {}
     if not getattr(opened.iface, "unified_memory", False):
         for array in arrays:
@@ -188,7 +188,7 @@ def _input(device: str, example: Any) -> Tensor:
         return example.to(device).clone().realize()
     if isinstance(example, np.ndarray):
         return Tensor(np.ascontiguousarray(example), device=device).clone().realize()
-    raise CannotRecord(f"an example is a {type(example).__name__}: give numpy arrays or tensors.")
+    raise CannotRecord(f"an example is a {type(example).__name__}: give numpy arrays or tensors")
 
 
 def _capture(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
@@ -196,7 +196,7 @@ def _capture(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
     known: Any = function
     if isinstance(known, _Jit):
         if known.fxn is None:
-            raise CannotRecord("the TinyJit was loaded from a file and has no function: record the function itself.")
+            raise CannotRecord("the TinyJit was loaded from a file and has no function: record the function itself")
         known = known.fxn
     jit: Any = TinyJit(known)
     try:
@@ -204,11 +204,11 @@ def _capture(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
             jit(*inputs)
             jit(*inputs)
     except JitError as error:
-        raise CannotRecord(f"tinygrad captures nothing, since the function runs no kernel ({error}).") from error
+        raise CannotRecord(f"tinygrad captures nothing, since the function runs no kernel ({error})") from error
     except RuntimeError as error:
         if "unbound Variable" not in str(error):
             raise
-        raise CannotRecord(f"a size changes from call to call: {error}. Give it a fixed one.") from error
+        raise CannotRecord(f"a size changes from call to call: {error}; give it a fixed one") from error
     return jit.captured
 
 
@@ -228,7 +228,7 @@ def _tensors(returned: Any) -> Iterator[Tensor]:
 
 def _fixed(what: str, shape: Sequence[Any]) -> tuple[int, ...]:
     if not all(isinstance(size, int) for size in shape):
-        raise CannotRecord(f"{what} has the shape {tuple(map(str, shape))}, which changes: give it a fixed one.")
+        raise CannotRecord(f"{what} has the shape {tuple(map(str, shape))}, which changes: give it a fixed one")
     return tuple(shape)
 
 
@@ -237,9 +237,9 @@ def _single(what: str, uop: UOp) -> Buffer:
     try:
         buffer = uop.buffer
     except RuntimeError as error:
-        raise CannotRecord(f"{what} is a view that is not contiguous: return it .contiguous().") from error
+        raise CannotRecord(f"{what} is a view that is not contiguous: return it .contiguous()") from error
     if isinstance(buffer, MultiBuffer):
-        raise CannotRecord(f"{what} is spread over several devices: a recording runs on one.")
+        raise CannotRecord(f"{what} is spread over several devices: a recording runs on one")
     return buffer
 
 
@@ -251,9 +251,9 @@ def _calls(linear: UOp) -> Iterator[UOp]:
             yield call
         elif kind.op is Ops.COPY:
             to, from_ = (argument.device for argument in call.src[1:3])
-            raise CannotRecord(f"the function copies from {from_} to {to}: do that outside of it.")
+            raise CannotRecord(f"the function copies from {from_} to {to}: do that outside of it")
         else:
-            raise CannotRecord(f"the function does {kind.op.name} {kind.arg or ''}, which is no kernel: leave it out.")
+            raise CannotRecord(f"the function does {kind.op.name} {kind.arg or ''}, which is no kernel: leave it out")
 
 
 def _launch(device: NVDevice, call: UOp, inputs: tuple[UOp, ...], moved: Mapping[int, _Memory]) -> Launch:
@@ -263,7 +263,7 @@ def _launch(device: NVDevice, call: UOp, inputs: tuple[UOp, ...], moved: Mapping
     buffers = [_single(f"an argument of the kernel {name}", resolved[i]).ensure_allocated() for i in info.globals]
     elsewhere = next((buffer.device for buffer in buffers if buffer.device != device.device), None)
     if elsewhere is not None:
-        raise CannotRecord(f"the kernel {name} runs on {elsewhere}: only work on {device.device} is recorded.")
+        raise CannotRecord(f"the kernel {name} runs on {elsewhere}: only work on {device.device} is recorded")
     grid, block = info.launch_dims({})  # no variables: it was called without any
     return Launch(
         get_runtime(device.device, program),

@@ -304,7 +304,7 @@ def _value_form(launch: Launch, value: int) -> tuple[int, Struct]:
     signature = program.signature[len(launch.buffers) :]
     at, kind = list(TinyELF.iter_sig(signature, pointers))[value]
     if kind.fmt is None or kind.fmt not in INTEGERS:
-        raise LaunchError(f"{program.name} takes a number of type {kind}: only whole numbers can change between runs.")
+        raise LaunchError(f"{program.name} takes a number of type {kind}: only whole numbers can change between runs")
     return at, Struct(f"<{kind.fmt}")
 
 
@@ -329,11 +329,11 @@ class Recording:
         numbers: Sequence[Sequence[Number]] = (),
     ) -> None:
         if not launches or depth < 1:
-            raise LaunchError("a recording needs at least one launch, and a depth of at least 1.")
+            raise LaunchError("a recording needs at least one launch, and a depth of at least 1")
         changes = bool(inputs or numbers)
         if changes and dependency.start[:1] != BARRIER:
             raise LaunchError(
-                "a recording with inputs needs a dependency that invalidates constants first: chain, idle or host-wfi."
+                "a recording with inputs needs a dependency that invalidates constants first: chain, idle or host-wfi"
             )
         for launch in launches:
             _check(device, launch)
@@ -395,9 +395,9 @@ class Recording:
             if device.closed or device.error_state is not None:
                 device.check_usable()
             if self._memory is None:
-                raise RecordingClosed("this recording was closed; record the launches again.")
+                raise RecordingClosed("this recording was closed: record the launches again")
             if not 0 < times <= depth:
-                raise LaunchError(f"{times} runs cannot be submitted at once: this recording takes 1 to {depth}.")
+                raise LaunchError(f"{times} runs cannot be submitted at once: this recording takes 1 to {depth}")
             following, number, value = self._next, fifo.submissions, device.timeline_value
             latest = slots[(following + times - 1) % depth].number  # those of the others are lower
             if latest > fifo.progress[0]:
@@ -439,7 +439,7 @@ class Recording:
     def _give(self, slot: _Slot, addresses: tuple[int, ...]) -> None:
         """Store what changed of the inputs' addresses into the banks of a run that is over."""
         if len(addresses) != len(self._inputs):
-            raise LaunchError(f"this recording takes {len(self._inputs)} inputs, {len(addresses)} are given.")
+            raise LaunchError(f"this recording takes {len(self._inputs)} inputs, {len(addresses)} are given")
         before, slot.addresses = slot.addresses, None  # nobody knows what is there if this ends half way
         for index, (address, patches) in enumerate(zip(addresses, self._inputs, strict=True)):
             if before is None or before[index] != address:
@@ -452,7 +452,7 @@ class Recording:
     def _number(self, slot: _Slot, numbers: tuple[int, ...]) -> None:
         """Store what changed of the numbers into the banks and QMDs of a run that is over."""
         if len(numbers) != len(self._numbers):
-            raise LaunchError(f"this recording takes {len(self._numbers)} numbers, {len(numbers)} are given.")
+            raise LaunchError(f"this recording takes {len(self._numbers)} numbers, {len(numbers)} are given")
         before, slot.numbers, first, memory = slot.numbers, None, 8 * slot.image, self._bytes
         for index, (number, patch) in enumerate(zip(numbers, self._numbers, strict=True)):
             if before is None or before[index] != number:
@@ -462,7 +462,7 @@ class Recording:
                     for place, form in patch.stores:
                         form.pack_into(memory, first + place, number)
                 except struct_error as error:
-                    raise LaunchError(f"a number of this recording cannot be {number}: {error}.") from None
+                    raise LaunchError(f"a number of this recording cannot be {number}: {error}") from None
         slot.numbers = numbers
 
     def wait(self, number: int | None = None) -> None:
@@ -509,16 +509,16 @@ def _check(device: NVDevice, launch: Launch) -> None:
     """LaunchError, or DeviceClosed, for a launch that cannot be recorded."""
     program = launch.program
     if program.dev is not device:
-        raise LaunchError(f"{program.name} was loaded on another device; load it on {device.device}.")
+        raise LaunchError(f"{program.name} was loaded on another device: load it on {device.device}")
     given, wanted = len(launch.buffers) + len(launch.values), len(program.signature)
     if given != wanted:
-        raise LaunchError(f"{program.name} takes {wanted} arguments, the launch gives {given}.")
+        raise LaunchError(f"{program.name} takes {wanted} arguments, the launch gives {given}")
     for buffer in launch.buffers:
         if getattr(buffer.owner, "closed", False):
-            raise DeviceClosed(f"An argument of {program.name} was released when its device was closed.")
+            raise DeviceClosed(f"an argument of {program.name} was released when its device was closed")
     for what, sizes in (("grid", launch.grid), ("block", launch.block)):
         if len(sizes) != 3 or not all(isinstance(size, int) for size in sizes):
-            raise LaunchError(f"{program.name}: the {what} is {sizes}; a recording takes three integers.")
+            raise LaunchError(f"{program.name}: the {what} is {sizes}; a recording takes three integers")
     check_sizes(program, launch.grid, launch.block)
 
 

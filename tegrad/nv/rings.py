@@ -43,7 +43,7 @@ class Ring(Generic[Tag]):
     def alloc(self, size: int, alignment: int = 1) -> int:
         """Address of `size` free bytes, waiting for earlier submissions if need be. RingError if they cannot be had."""
         if size > self.size:
-            raise RingError(f"{size} bytes of {self._name} were asked for, but the ring holds {self.size}.")
+            raise RingError(f"{size} bytes of {self._name} were asked for, but the ring holds {self.size}")
         start = -(-self._head // alignment) * alignment
         if start % self.size + size > self.size:
             start = -(-start // self.size) * self.size
@@ -69,5 +69,5 @@ class Ring(Generic[Tag]):
             self._tail = start
         else:
             raise RingError(
-                f"More than {self.size} bytes of {self._name} are recorded and not submitted; submit in smaller parts."
+                f"more than {self.size} bytes of {self._name} are recorded and not submitted: submit in smaller parts"
             )

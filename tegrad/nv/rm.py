@@ -117,7 +117,7 @@ def _gr_info(iface: "TegraIface", obj: "RmObject", params: Params) -> None:
     entries = (ctypes.c_uint32 * 2 * params.grInfoListSize).from_address(params.grInfoList)
     for entry in entries:
         if entry[0] not in GR_INFO:
-            raise RmError(f"GR info index {entry[0]} is not known to tegrad; please report it.")
+            raise RmError(f"GR info index {entry[0]} is not known to tegrad: please report it")
         entry[1] = GR_INFO[entry[0]](iface)
 
 

@@ -57,7 +57,7 @@ def policy() -> Policy:
         return Policy(asked)
     except ValueError:
         known = " or ".join(Policy)
-        raise PolicyError(f"{VARIABLE}={asked} is no memory policy: set it to {known}, or unset it.") from None
+        raise PolicyError(f"{VARIABLE}={asked} is no memory policy: set it to {known}, or unset it") from None
 
 
 def one_launch() -> bool:

@@ -110,7 +110,7 @@ def _load(stem: str, wheel: str) -> tuple[Path, ctypes.CDLL]:
     detail = f" ({'; '.join(refused)})" if refused else ""
     raise CompilerMissing(
         f"lib{stem}.so was not found{detail}: install {wheel} ({pip_install('compilers')}) "
-        "or a CUDA toolkit (set CUDA_HOME)."
+        "or a CUDA toolkit (set CUDA_HOME)"
     )
 
 
@@ -129,7 +129,7 @@ def find_program(name: str) -> Path:
     if path := search_program(name):
         return path
     remedy = f"{pip_install('compilers')} or a CUDA toolkit (set CUDA_HOME)"
-    raise CompilerMissing(f"{name} was not found: install it with {remedy}.")
+    raise CompilerMissing(f"{name} was not found: install it with {remedy}")
 
 
 def ptxas(ptx: str, arch: str) -> bytes:
@@ -167,7 +167,7 @@ def require_include_dirs() -> tuple[Path, ...]:
     """`include_dirs`, or CompilerMissing when there are no headers at all."""
     if not (dirs := include_dirs()):
         remedy = f"{pip_install('compilers')} or a CUDA toolkit"
-        raise CompilerMissing(f"NVIDIA's headers (cuda_fp16.h) were not found: {remedy}.")
+        raise CompilerMissing(f"NVIDIA's headers (cuda_fp16.h) were not found: {remedy}")
     return dirs
 
 
@@ -194,7 +194,7 @@ def _strings(options: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
 def check_arch(arch: str) -> None:
     """CompileFailed for what is no real architecture: nvJitLink 13 crashes on such a name."""
     if not re.fullmatch(r"sm_\d{2,3}[af]?", arch):
-        raise CompileFailed(f"{arch!r} is no GPU architecture: they are called sm_87, sm_90 and so on.")
+        raise CompileFailed(f"{arch!r} is no GPU architecture: they are called sm_87, sm_90 and so on")
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class NvJitLink:
         try:
             return getattr(self._lib, name)  # type: ignore[no-any-return]
         except AttributeError as error:
-            raise CompilerMissing(f"{self.path} lacks {name}: install nvidia-nvjitlink-cu12 12.3 or later.") from error
+            raise CompilerMissing(f"{self.path} lacks {name}: install nvidia-nvjitlink-cu12 12.3 or later") from error
 
     def compile(self, ptx: str, arch: str, options: Sequence[str] = (), *, name: str = "kernel.ptx") -> bytes:
         """Assemble and link PTX for a real architecture; CompileFailed carries the log."""
@@ -277,7 +277,7 @@ class NvJitLink:
         finally:
             self._entry("nvJitLinkDestroy")(ctypes.byref(handle))
         if not cubin:
-            raise CompileFailed(f"nvJitLink made no cubin for {arch}.")
+            raise CompileFailed(f"nvJitLink made no cubin for {arch}")
         return cubin
 
     def _check(self, status: int, handle: ctypes.c_void_p) -> None:

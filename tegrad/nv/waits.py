@@ -233,8 +233,8 @@ def _turns(
             asked = clock if clock - asked > check_s else asked
         if clock - moved > limit:
             raise WaitTimeout(
-                f"The GPU made no progress for {limit:g} s: a signal is at {now}, not {value}. "
-                "A longer kernel needs HCQDEV_WAIT_TIMEOUT_MS; otherwise look at the kernel log (dmesg)."
+                f"the GPU made no progress for {limit:g} s: a signal is at {now}, not {value}; "
+                "a longer kernel needs HCQDEV_WAIT_TIMEOUT_MS, otherwise look at the kernel log (dmesg)"
             )
         _sleep(awaited(), clock - start, prompt)
 

@@ -76,7 +76,7 @@ def parse_spec(text: str) -> Spec:
 def check_name(name: str) -> None:
     """Raise SpecError unless a shared board may be called that."""
     if name.partition(":")[0] in CHIPS:
-        raise SpecError(f"{name!r} is a chip's name, which always means a private board; choose another name")
+        raise SpecError(f"{name!r} is a chip's name, which always means a private board: choose another name")
     if not _NAME.fullmatch(name):
         raise SpecError(
             f"{name!r} names no board: use one of {', '.join(CHIPS)}, or letters and digits for a shared board"
@@ -142,7 +142,7 @@ def connect(address: bytes) -> socket.socket | None:
         return None
     if peer(sock)[1] not in (os.getuid(), 0):
         sock.close()
-        raise BoardError("the board's address is taken by another user; choose another board name")
+        raise BoardError("the board's address is taken by another user: choose another board name")
     return sock
 
 
@@ -173,7 +173,7 @@ def start(
         listener.listen(64)
     except OSError as error:
         listener.close()
-        raise BoardError(f"a board named {name!r} is running already; see `tegrad board list`") from error
+        raise BoardError(f"a board named {name!r} is running already: see `tegrad board list`") from error
     with listener:
         command = [sys.executable, "-m", "tegrad.orin", chip.name, str(memory), str(listener.fileno())]
         command += ["forever" if linger is None else str(linger), gpu]

@@ -108,7 +108,7 @@ class Connection:
             while sock.recv(1):
                 pass
         except TimeoutError:
-            raise BoardError(f"board {self.spec.text!r} does not stop; kill process {self.pid}") from None
+            raise BoardError(f"board {self.spec.text!r} does not stop: kill process {self.pid}") from None
         except OSError:
             pass
         self._forget(sock)
@@ -167,7 +167,7 @@ def connection(spec: str, *, linger: float = board.LINGER_S, gpu: str = board.GP
     with _connections_lock:
         known = _connections.setdefault(spec, Connection(spec, linger=linger, gpu=gpu))
     if (linger, gpu) not in ((board.LINGER_S, board.GPU), known.start):
-        raise BoardError(f"the board of {spec!r} was started in another way in this process; use another memory size")
+        raise BoardError(f"the board of {spec!r} was started in another way in this process: use another memory size")
     return known
 
 

@@ -136,9 +136,9 @@ class CopyObject:
 
     def _transfer(self, copy: Copy) -> None:
         if copy.launch >> 12 & 3:
-            raise _error(PRIVILEGED, "physical addresses are for the driver alone; use virtual ones")
+            raise _error(PRIVILEGED, "physical addresses are for the driver alone: use virtual ones")
         if not copy.launch >> 7 & copy.launch >> 8 & 1:
-            raise _error(INVALID_CONFIG, "block-linear copies are not emulated; set the pitch layout on both sides")
+            raise _error(INVALID_CONFIG, "block-linear copies are not emulated: set the pitch layout on both sides")
         if copy.launch >> 10 & 1:
             self._remap(copy)
         else:

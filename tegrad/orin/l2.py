@@ -69,7 +69,7 @@ def mode_from_environment() -> Mode:
     mode = Mode(0)
     for word in filter(None, os.environ.get(VARIABLE, "").split(",")):
         if word not in WORDS:
-            raise SettingError(f"{VARIABLE}={word} means nothing; use {', '.join(WORDS)}, separated by commas")
+            raise SettingError(f"{VARIABLE}={word} means nothing: use {', '.join(WORDS)}, separated by commas")
         mode |= WORDS[word]
     return mode
 
@@ -219,7 +219,7 @@ class L2:
                 physical.first = first
                 break
         else:
-            raise TegradError(f"the emulated L2 tells {MAX_FRAMES} pages apart, no more; cache fewer buffers")
+            raise TegradError(f"the emulated L2 tells {MAX_FRAMES} pages apart, no more: cache fewer buffers")
         self._by_frame.append((physical.first, physical))
         self._by_frame.sort(key=lambda pair: pair[0])
 

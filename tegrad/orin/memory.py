@@ -122,7 +122,7 @@ class AddressSpace:
     def __init__(self, vm: int, span: int = DEFAULT_SPAN, l2: L2 | None = None) -> None:
         if not 0 < span <= MAX_SPAN or span % PAGE:
             raise OutOfAddresses(
-                f"no GPU address space of {span:#x} bytes fits a host process; choose a smaller va_end"
+                f"no GPU address space of {span:#x} bytes fits a host process: choose a smaller va_end"
             )
         self.vm = vm
         self.span = span
@@ -130,7 +130,7 @@ class AddressSpace:
             self.base = map_memory(0, span, PROT_NONE, ANONYMOUS)
         except OSError as error:
             raise OutOfAddresses(
-                f"cannot reserve {span:#x} bytes of host addresses ({error}); close other GPU users"
+                f"cannot reserve {span:#x} bytes of host addresses ({error}): close other GPU users"
             ) from error
         try:
             self.pages = map_memory(0, span >> PAGE_SHIFT, READ_WRITE, ANONYMOUS)
@@ -204,7 +204,7 @@ class AddressSpace:
                 self._memory = map_memory(0, self.span, PROT_NONE, ANONYMOUS)
             except OSError as error:
                 raise OutOfAddresses(
-                    f"cannot reserve {self.span:#x} bytes more for cached mappings ({error}); close other GPU users"
+                    f"cannot reserve {self.span:#x} bytes more for cached mappings ({error}): close other GPU users"
                 ) from error
             self.port.open(self._memory - self.base)
 

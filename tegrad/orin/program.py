@@ -91,7 +91,7 @@ class ProgramCache:
         unlike = ""
         for at, section in self._sections(va):
             if self._vm.bad_page(va, max(1, section.text_size), False) is not None:
-                raise IllegalCode(f"the machine code of {section.name} is cut off; map its whole buffer")
+                raise IllegalCode(f"the machine code of {section.name} is cut off: map its whole buffer")
             code = self._bytes(va, section.text_size)
             if ptxsection.code_digest(code, section.masked) == section.digest:
                 kernel = self._modules.kernel(self._fitting(section))

@@ -47,7 +47,7 @@ class Race:
         try:
             return cls(int(text))
         except ValueError:
-            raise SettingError(f"{VARIABLE}={text} is no seed; set it to a whole number, or unset it") from None
+            raise SettingError(f"{VARIABLE}={text} is no seed: set it to a whole number, or unset it") from None
 
     def _draw(self) -> float:
         with self._lock:

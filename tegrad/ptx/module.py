@@ -208,7 +208,7 @@ class Module:
     def launch(self, grid: Dim, block: Dim, args: Arguments, **options: Any) -> Stats:
         """Launch the module's only kernel; options as in `Kernel.launch`."""
         if len(self.kernels) != 1:
-            raise PtxError(f"the module has {len(self.kernels)} kernels; choose one of {', '.join(self.kernels)}")
+            raise PtxError(f"the module has {len(self.kernels)} kernels: choose one of {', '.join(self.kernels)}")
         return next(iter(self.kernels.values())).launch(grid, block, args, **options)
 
     def addresses(self, symbols: Mapping[str, int] | None, memory: Memory) -> tuple[int, ...]:
@@ -216,7 +216,7 @@ class Module:
         given = symbols or {}
         missing = [v.name for v in self.variables if v.name not in given]
         if missing and (memory.base or memory.pages):
-            raise PtxError(f"no address given for the variable {missing[0]}; pass it in symbols")
+            raise PtxError(f"no address given for the variable {missing[0]}: pass it in symbols")
         return tuple(given[v.name] if v.name in given else self.host_variable(v) for v in self.variables)
 
     def host_variable(self, v: Variable) -> int:

@@ -157,17 +157,17 @@ def trouble(found: Found | None, call: str, code: int | None) -> str:
     `found` is what the machine tells; OPEN_TSG's ENOTTY tells of r34 and r35 where it tells nothing.
     """
     if call == "GPU_OPEN_TSG" and code == errno.ENOTTY and (found is None or found.row.state is State.SUPPORTED):
-        return f"This driver seems to be {sentence('L4T r35', row(L4T, 35))}"
+        return f"this driver seems to be {sentence('L4T r35', row(L4T, 35))}"
     if found is None or found.row.state is State.SUPPORTED:
         return ""
     if found.row.state is State.UNTRIED and code not in (errno.ENOTTY, errno.EINVAL):
         return ""
-    return f"This is {sentence(f'L4T r{found.version}', found.row)}"
+    return f"this is {sentence(f'L4T r{found.version}', found.row)}"
 
 
 def sentence(what: str, release: Release) -> str:
     """A release in words: what it is, what that means, what to do."""
-    end = f": {release.remedy}." if release.remedy else "."
+    end = f": {release.remedy}" if release.remedy else ""
     return f"{what} ({release.name}), {_STATES[release.state]}, since {release.meaning}{end}"
 
 

@@ -31,7 +31,7 @@ def model(path: Path, template: str) -> Path:
     [
         (LOOPS, "the model's chat template takes more than 3 seconds; use --raw"),
         ("{{ 'a' * 10**9 }}", "the model's chat template needs more than 512 MiB of memory; use --raw"),
-        ("{% if false %}a{% endif %}", "the model's chat template writes nothing; use --raw"),
+        ("{% if false %}a{% endif %}", "the model's chat template writes nothing: use --raw"),
         ("{{ raise_exception('no\n\x1b[2J system role') }}", "the model's chat template refuses: no [2J system role; "),
     ],
 )

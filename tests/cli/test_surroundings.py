@@ -216,7 +216,7 @@ def test_an_empty_dev_is_none() -> None:
 def test_a_pipe_is_no_model(tmp_path: Path, command: str) -> None:
     os.mkfifo(path := tmp_path / "model.gguf")
     done = shell(f"tegrad {command.format(path=path)}", DEV="CPU")
-    assert_one_sentence(done, "model.gguf is a pipe or a device; give the path of a GGUF file", code=2)
+    assert_one_sentence(done, "model.gguf is a pipe or a device: give the path of a GGUF file", code=2)
 
 
 BLOCKED = """
@@ -309,7 +309,7 @@ def test_a_board_that_is_killed_under_a_model(victim: str, tmp_path: Path) -> No
     os.kill(driver if victim == "driver" else gpu, signal.SIGKILL)
     _, said = process.communicate(timeout=TIMEOUT_S)
     done = subprocess.CompletedProcess([], process.returncode, "", said)
-    assert_one_sentence(done, "The emulated board is gone" if victim == "driver" else "GPU fault: ")
+    assert_one_sentence(done, "the emulated board is gone" if victim == "driver" else "GPU fault: ")
 
 
 def _board_of(mark: str) -> tuple[int, int]:

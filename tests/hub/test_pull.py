@@ -171,7 +171,7 @@ def test_a_path_is_a_path_and_an_ambiguous_name_lists_what_it_may_be(
     pull(f"{REPO}:Q8_0")
     pull("other/some-model:Q8_0")
     with pytest.raises(
-        ModelNameError, match=r"may be several models; choose one of other/some-model:Q8_0, owner/Some.*:Q8_0"
+        ModelNameError, match=r"may be several models: choose one of other/some-model:Q8_0, owner/Some.*:Q8_0"
     ):
         cache.located("some-model")
     with pytest.raises(ModelNameError, match=r"other is no file.*`tegrad models` lists"):

@@ -88,7 +88,7 @@ def test_equal_seeds_draw_equally() -> None:
     ],
 )
 def test_a_setting_that_is_too_large_is_told_the_largest(settings: dict[str, float], said: str) -> None:
-    with pytest.raises(ModelError, match=f"; give {re.escape(said)}$"):
+    with pytest.raises(ModelError, match=f": give {re.escape(said)}$"):
         Sampler(**settings)  # type: ignore[arg-type]
 
 

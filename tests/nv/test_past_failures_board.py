@@ -716,7 +716,7 @@ def test_without_the_check_a_second_device_takes_the_same_gpu(board: str, monkey
     monkeypatch.setattr(TegraIface, "__init__", lambda self, dev, number: stock(self, dev, 0))
     second = Device["NV:1"]
     try:
-        with pytest.raises(RmError, match="Only this GPU's own buffers"):
+        with pytest.raises(RmError, match="only this GPU's own buffers"):
             Device["NV"]
     finally:
         second.close()

@@ -88,4 +88,4 @@ def test_a_folder_that_is_none_is_told() -> None:
     environment = {**os.environ, "TEGRAD_PROFILE": "/nowhere"}
     command = [sys.executable, "-c", "import tegrad.nv; tegrad.nv.install()"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert "TEGRAD_PROFILE=/nowhere is no folder: make it, or unset the variable." in done.stderr
+    assert "TEGRAD_PROFILE=/nowhere is no folder: make it, or unset the variable" in done.stderr

@@ -57,7 +57,7 @@ def test_a_program_that_cannot_be_loaded_leaves_no_memory_behind(device: Any, mo
     """Its finalizer is registered at the end of a loading that went well."""
 
     def no_room(required: int) -> None:
-        raise MemoryError("The driver has no 1 bytes left.")
+        raise MemoryError("the driver has no 1 bytes left")
 
     held = dict(device.iface.memory)
     with monkeypatch.context() as patch:

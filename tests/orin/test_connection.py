@@ -318,7 +318,7 @@ def test_stopping_returns_when_the_board_has_hung_up(small: SmallBoard, started:
 def test_a_board_that_does_not_stop_is_named_with_its_process(
     small: SmallBoard, started: list[tuple[object, ...]]
 ) -> None:
-    with pytest.raises(BoardError, match=f"board '{PRIVATE}' does not stop; kill process 4711"):
+    with pytest.raises(BoardError, match=f"board '{PRIVATE}' does not stop: kill process 4711"):
         Connection(PRIVATE).stop(0.01)
 
 

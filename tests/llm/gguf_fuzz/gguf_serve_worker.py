@@ -147,7 +147,7 @@ def _loaded(path: Path, made: Plan) -> None:
         except MemoryError as error:
             if not str(error).startswith("no room"):
                 raise
-            raise OutOfMemory(f"{error} Ask for a shorter context.") from error
+            raise OutOfMemory(f"{error}: ask for a shorter context") from error
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def _plan(file: Gguf) -> None:
         except MemoryError as error:
             if not str(error).startswith("no room"):
                 raise
-            raise OutOfMemory(f"{error} Ask for a shorter context.") from error
+            raise OutOfMemory(f"{error}: ask for a shorter context") from error
 
 
 def _numbers(file: Gguf) -> None:
