@@ -141,7 +141,7 @@ def test_a_gpu_that_a_jetson_has_not_is_one_sentence() -> None:
     result = tegrad("hi", DEV=":1+NV")
     assert (result.returncode, result.stdout) == (1, "")
     said = result.stderr.splitlines()[-1]
-    assert said == "tegrad: GPU 1 does not exist: a Jetson has one, whose number is 0."
+    assert said == "tegrad: GPU 1 does not exist: a Jetson has one, whose number is 0"
 
 
 @pytest.mark.board

@@ -339,7 +339,7 @@ def test_a_compiler_that_fails_is_a_sentence_where_dev_names_it(
     with pytest.raises(RuntimeError) as caught:
         compile_cached("no such type")
     said = surroundings.sentence(surroundings.told(caught.value))
-    sentence = "the compiler of DEV=CPU:LLVM fails on this machine (src:1:1: error: no such type): choose another DEV."
+    sentence = "the compiler of DEV=CPU:LLVM fails on this machine (src:1:1: error: no such type): choose another DEV"
     assert said == (sentence if known else None)
 
 

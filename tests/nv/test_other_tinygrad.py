@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tinygrad
 
-SAID = "tinygrad 99.1 does not fit, tegrad needs 0.14.0: pip install tinygrad==0.14.0."
+SAID = "tinygrad 99.1 does not fit, tegrad needs 0.14.0: pip install tinygrad==0.14.0"
 PROGRAM = "from tinygrad import Tensor; print((Tensor([1, 2]) + 1).tolist())"
 
 
