@@ -111,7 +111,9 @@ def figures(
 @app.command(epilog="tegrad bench take first-run-tok-s")
 def take(
     id: Annotated[str, typer.Argument(help="The figure, as in `tegrad bench list`.")],
-    out: Annotated[Path | None, typer.Option(help="Write the samples here instead of into the results folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="A file for the samples, or a folder for it, instead of the results.")
+    ] = None,
     results: Root = DEFAULT,
 ) -> None:
     """Measure one figure on this machine."""
@@ -120,6 +122,10 @@ def take(
     from tegrad.bench.measures import MEASURES
 
     _known("figure", [id], MEASURES)
+    if out is not None and out.is_dir():
+        out /= f"{id}.json"
+    elif out is not None and not out.parent.is_dir():
+        raise typer.BadParameter(f"{out.parent} is no folder", param_hint="--out")
     if MEASURES[id].needs_gpu:
         check_gpu()
     record = MEASURES[id].take()

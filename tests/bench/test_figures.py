@@ -132,6 +132,24 @@ def test_figures_measures_again_what_needs_no_gpu_and_nothing_else(
     assert [r["id"] for r in Results(tmp_path).stored()] == ["here", "there"]
 
 
+def test_a_figure_goes_into_a_file_or_a_folder_and_a_wrong_one_is_told_before_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from tegrad.bench import measures
+    from tegrad.cli import bench
+
+    taken: list[str] = []
+    table = {"x": measures.Measure("x", "", False, lambda: taken.append("x") or record(id="x"))}
+    monkeypatch.setattr(measures, "MEASURES", table)
+    for out in (tmp_path, tmp_path / "y.json"):
+        assert CliRunner().invoke(bench.app, ["take", "x", "--out", str(out)]).exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.json", "y.json"]
+    said = CliRunner().invoke(bench.app, ["take", "x", "--out", str(tmp_path / "nowhere" / "y.json")])
+    assert (said.exit_code, "--out" in said.output, taken) == (2, True, ["x", "x"])
+
+
 def test_readmes_table_is_what_the_rows_give() -> None:
     page = figures.readme_beside(REPOSITORY / "results")
     assert figures.with_table(page.read_text(), Results(REPOSITORY / "results").stored()) == page.read_text()
