@@ -16,6 +16,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 UNKNOWN = "FOLDER-OR-URL-OF-TEGRAD"
 """Stands where nobody knows: a folder that was copied, a wheel that is gone."""
+LLVMLITE = (0, 48)
+"""The first with LLVM 22: of minimumnum and maximumnum LLVM 20 makes wrong code (tests/ptx/test_float_semantics.py)."""
 
 
 def requirement(*extras: str) -> str:
@@ -28,6 +30,21 @@ def requirement(*extras: str) -> str:
 def pip_install(*extras: str) -> str:
     """The command that installs this tegrad's extras (`board`, `compilers`, `dev`)."""
     return f"pip install {_editable()}{requirement(*extras)}"
+
+
+def lacking_llvmlite() -> str:
+    """What the emulated board's engine lacks: "" where an llvmlite is there that is new enough, or tells no version."""
+    import importlib.metadata
+    import importlib.util
+
+    if importlib.util.find_spec("llvmlite") is None:
+        return "the package llvmlite, which is not installed"
+    with suppress(importlib.metadata.PackageNotFoundError, ValueError):
+        found = importlib.metadata.version("llvmlite")
+        if tuple(int(part) for part in found.split(".")[:2]) < LLVMLITE:
+            least = ".".join(map(str, LLVMLITE))
+            return f"llvmlite {least} or later, as an older one's LLVM computes minima wrong, and {found} is installed"
+    return ""
 
 
 def search_path() -> str:

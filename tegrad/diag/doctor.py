@@ -17,7 +17,7 @@ from tegrad import machine
 from tegrad._python import complaint
 from tegrad.diag import drivers, performance, smoke
 from tegrad.diag.finding import Finding
-from tegrad.installed import pip_install
+from tegrad.installed import lacking_llvmlite, pip_install
 from tegrad.nv import TINYGRAD
 from tegrad.uapi.releases import ROOT, tegra
 
@@ -82,8 +82,8 @@ def _compilers(root: Path) -> Iterator[Finding]:
 
 
 def _board(root: Path) -> Iterator[Finding]:
-    if importlib.util.find_spec("llvmlite") is None:
-        yield Finding("board", "warn", "the emulated board needs llvmlite", pip_install("board"))
+    if lacking := lacking_llvmlite():
+        yield Finding("board", "warn", f"the emulated board needs {lacking}", pip_install("board"))
         return
     try:
         importlib.import_module("llvmlite.binding")

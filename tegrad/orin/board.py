@@ -8,7 +8,6 @@ made. Boards listen on abstract sockets, so nothing of them is left in the file 
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import os
 import re
 import resource
@@ -23,7 +22,7 @@ from typing import Any
 
 from tegrad.errors import SettingError, TegradError
 from tegrad.hw.chips import CHIPS, Chip
-from tegrad.installed import pip_install, search_path
+from tegrad.installed import lacking_llvmlite, pip_install, search_path
 
 GPU = "tegrad.orin.gpu:Gpu"
 LINGER_S = 5.0
@@ -197,10 +196,8 @@ def start(
 
 def _check_limits() -> None:
     """BoardError where a board, which inherits our limits, cannot live. What may be raised, it raises."""
-    if importlib.util.find_spec("llvmlite") is None:
-        raise BoardError(
-            f"the emulated board needs the package llvmlite, which is not installed: {pip_install('board')}"
-        )
+    if lacking := lacking_llvmlite():
+        raise BoardError(f"the emulated board needs {lacking}: {pip_install('board')}")
     for kind, needed, what, option in NEEDED:
         most = resource.getrlimit(kind)[1]
         if most != resource.RLIM_INFINITY and most < needed:

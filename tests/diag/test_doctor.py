@@ -5,13 +5,17 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from tegrad import installed
 from tegrad.diag import doctor, drivers, smoke
 from tegrad.nv import memory_record, toolchain
 from tegrad.nv.memory_record import MemoryRecord
+from tegrad.orin import board
+from tegrad.orin.board import BoardError
 
 
 def states(found: list[doctor.Finding]) -> dict[str, str]:
@@ -51,6 +55,25 @@ def test_an_llvmlite_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     )  # fmt: skip
     assert "which cannot be loaded: no shared object file: libllvmlite.so" in done.stdout
     assert "pip install --force-reinstall" in done.stdout
+
+
+def test_an_llvmlite_whose_llvm_makes_wrong_code_is_no_board(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.47.0")
+    (finding,) = doctor._board(doctor.ROOT)
+    assert finding.state == "warn"
+    assert "needs llvmlite 0.48 or later" in finding.detail
+    assert "0.47.0 is installed" in finding.detail
+    with pytest.raises(BoardError, match=r"needs llvmlite 0\.48 or later, .*: pip install "):
+        board._check_limits()
+    for newer in ("0.48.0", "0.48.0rc1", "1.0", "unknown"):
+        monkeypatch.setattr(importlib.metadata, "version", lambda name, newer=newer: newer)
+        assert installed.lacking_llvmlite() == ""
+
+
+def test_the_packages_bound_of_llvmlite_is_the_boards() -> None:
+    pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    least = ".".join(map(str, installed.LLVMLITE))
+    assert pyproject["project"]["optional-dependencies"]["board"] == [f"llvmlite>={least}"]
 
 
 def test_half_a_driver_names_the_missing_node(tmp_path: Path) -> None:
