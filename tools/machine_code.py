@@ -114,7 +114,9 @@ def main() -> int:
     given = parser.parse_args()
     found = gathered(tuple(given.models))
     if given.write:
-        about = {"commit": commit(), "date": record.now(), "versions": record.versions()}
+        versions = record.versions()
+        known = record.History(ROOT).head(versions["tegrad_sources"]) or commit()  # where the sources are the commit's
+        about = {"commit": known, "date": record.now(), "versions": versions}
         RESULT.write_text(json.dumps({**about, "plans": found}, indent=1) + "\n")
         return 0
     kept = json.loads(RESULT.read_text())["plans"]
