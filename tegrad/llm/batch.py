@@ -309,15 +309,17 @@ class Batch(Closing):
             number, masked = len(member.tokens) + 1, member.settings.masked
             # Before the look at its token: a later step, in flight, may make that and end the sequence meanwhile.
             stopped = masked and self.states.read(member.slot).stop
-            token = self.states.token(member.slot, number)
+            token, told = self.states.token(member.slot, number), member.settings.logprobs is not None
             if token is None:
                 over += [member] if stopped or not masked else []
                 continue
+            if masked and told and not self._sampling.has_logprobs(member.slot, number):
+                continue  # a step in flight has made it since, and is not done
             if token >= self.config.vocab:
                 member.error = ModelError(NO_TOKEN)
                 over.append(member)
                 continue
-            if member.settings.logprobs is not None:
+            if told:
                 member.logprobs.append(self._sampling.logprobs(member.slot, number))
             member.tokens.append(token)
             self._fresh.append((member, token))

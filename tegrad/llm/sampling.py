@@ -136,6 +136,13 @@ class Sampling(Closing):
         full_barrier()  # the number says that the rest is there
         self._given_words[at // 4] = number
 
+    def has_logprobs(self, slot: int, number: int) -> bool:
+        """Whether those of a token are there: a step in flight tells the token before them."""
+        at = (slot * RECORDS + (number - 1) % RECORDS) * RECORD.size
+        there = bytes(self._records.cpu_view()[at : at + 4]) == struct.pack("<I", number)
+        full_barrier()  # the number says that the rest is there
+        return there
+
     def logprobs(self, slot: int, number: int) -> Logprobs:
         """Those of token `number` (from 1) of a slot whose settings ask for them, soon after it came."""
         at = (slot * RECORDS + (number - 1) % RECORDS) * RECORD.size

@@ -166,6 +166,26 @@ def test_a_token_that_ends_a_masked_sequence_and_comes_after_the_look_at_its_sta
         assert member.finished
 
 
+def test_a_token_whose_log_probabilities_a_step_in_flight_still_makes_comes_with_them(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launch that samples tells it first, where a mask came between two looks."""
+    member, real, looks = joined(batch, 0, Settings(masked=True, logprobs=2), 2), batch.states.token, []
+
+    def token(slot: int, number: int) -> int | None:
+        looks.append(number)
+        if len(looks) == 1:
+            return 7
+        batch.mask(member, None)
+        return real(slot, number)
+
+    monkeypatch.setattr(batch.states, "token", token)
+    [(came, told)] = batch.step()
+    assert (came, told) == (member, real(member.slot, 1))
+    assert len(member.logprobs) == len(member.tokens) == 1
+    assert looks[:2] == [1, 1]
+
+
 def test_where_all_wait_for_masks_the_step_says_so_and_a_mask_lets_them_go_on(
     batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,10 +77,12 @@ logprobs(const State *states, const Entry *rings, const Settings *settings, cons
         const Ranked item = shared.sorted[threadIdx.x];
         record->likely[threadIdx.x] = {token_of(item), logit_of(item) - all};
     }
+    __syncthreads();
     if (threadIdx.x == 0) {
         const int token = (int)(unsigned)rings[slot * RING + (number - 1) % RING];
         record->logprob = token >= 0 && token < VOCAB ? logits[token] - all : NEVER;
         record->count = min(count, wanted.logprobs);
+        __threadfence_system();  // the host may look before this launch has ended: the number says that all is there
         record->number = number;
     }
 }
