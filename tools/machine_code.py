@@ -3,7 +3,8 @@
 For a set of models in which every format and family occurs, every plan's kernels are compiled for sm_87 and sm_90. A
 kernel's row has a hash of its instructions and constants, its registers, shared and local memory; names do not count.
 `--write` keeps the rows in results/machine-code.json; without it they are compared with that file, and what is new,
-gone or changed is told by model, plan and place. Exit code 1 where anything is.
+gone or changed is told by model, plan and place. Exit code 1 where anything is. With `--plan` only plans of that name
+are compiled, and the other rows stay as they are.
 """
 
 from __future__ import annotations
@@ -73,10 +74,12 @@ def masked(row: Row) -> Row:
     return {key: value for key, value in row.items() if key != "name"}
 
 
-def of_model(chip: str, name: str) -> dict[str, list[Row]]:
-    """The rows of every plan of a model, by "chip model plan"."""
+def of_model(chip: str, name: str, only: str | None) -> dict[str, list[Row]]:
+    """The rows of every plan of a model, or of one, by "chip model plan"."""
     found = {}
     for plan in plans.plans_of(CHIPS[chip].arch):
+        if only not in (None, plan):
+            continue
         place = f"{chip} {name} {plan}"
         try:
             found[place] = kernels(chip, name, plan)
@@ -87,9 +90,9 @@ def of_model(chip: str, name: str) -> dict[str, list[Row]]:
     return found
 
 
-def gathered(names: tuple[str, ...]) -> dict[str, list[Row]]:
+def gathered(names: tuple[str, ...], plan: str | None) -> dict[str, list[Row]]:
     """The rows of all models, compiled in as many processes as there are cores."""
-    pairs = itertools.product(CHOSEN, names)
+    pairs = itertools.product(CHOSEN, names, (plan,))
     with ProcessPoolExecutor() as pool:
         return {place: rows for found in pool.map(of_model, *zip(*pairs, strict=True)) for place, rows in found.items()}
 
@@ -110,16 +113,18 @@ def main() -> int:
     """Compile, and write or compare."""
     parser = argparse.ArgumentParser(prog="python tools/machine_code.py", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("models", nargs="*", default=MODELS, help="such as 1b-q6k; all of the set, unless given")
+    parser.add_argument("--plan", help="such as draw; all, unless given")
     parser.add_argument("--write", action="store_true", help=f"keep the rows in results/{RESULT.name}")
     given = parser.parse_args()
-    found = gathered(tuple(given.models))
+    found = gathered(tuple(given.models), given.plan)
+    kept = json.loads(RESULT.read_text())["plans"]
     if given.write:
         versions = record.versions()
         known = record.History(ROOT).head(versions["tegrad_sources"]) or commit()  # where the sources are the commit's
         about = {"commit": known, "date": record.now(), "versions": versions}
-        RESULT.write_text(json.dumps({**about, "plans": found}, indent=1) + "\n")
+        rows = found if given.plan is None else kept | found
+        RESULT.write_text(json.dumps({**about, "plans": rows}, indent=1) + "\n")
         return 0
-    kept = json.loads(RESULT.read_text())["plans"]
     told = [*differences({place: rows for place, rows in kept.items() if place in found}, found)]
     print("\n".join(told) or f"{sum(map(len, found.values()))} kernels of {len(found)} plans are what they were")
     return int(bool(told))
