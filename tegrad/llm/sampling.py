@@ -138,18 +138,20 @@ class Sampling(Closing):
 
     def has_logprobs(self, slot: int, number: int) -> bool:
         """Whether those of a token are there: a step in flight tells the token before them."""
-        at = (slot * RECORDS + (number - 1) % RECORDS) * RECORD.size
-        there = bytes(self._records.cpu_view()[at : at + 4]) == struct.pack("<I", number)
+        there = self._record(slot, number)[:4] == struct.pack("<I", number)
         full_barrier()  # the number says that the rest is there
         return there
 
     def logprobs(self, slot: int, number: int) -> Logprobs:
         """Those of token `number` (from 1) of a slot whose settings ask for them, soon after it came."""
-        at = (slot * RECORDS + (number - 1) % RECORDS) * RECORD.size
-        found, taken, count, _, *likely = RECORD.unpack(bytes(self._records.cpu_view()[at : at + RECORD.size]))
+        found, taken, count, _, *likely = RECORD.unpack(self._record(slot, number))
         if found != number or math.isnan(taken):
             raise ModelError(f"no log-probabilities of token {number} are there: the last {RECORDS} are kept")
         return Logprobs(taken, tuple(zip(likely[: 2 * count : 2], likely[1 : 2 * count : 2], strict=True)))
+
+    def _record(self, slot: int, number: int) -> bytes:
+        at = (slot * RECORDS + (number - 1) % RECORDS) * RECORD.size
+        return bytes(self._records.cpu_view()[at : at + RECORD.size])
 
     def launches(
         self,

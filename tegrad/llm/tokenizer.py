@@ -251,8 +251,7 @@ class Tokenizer:
         merges = values.strings("tokenizer.ggml.merges")
         vocabulary = list(enumerate(self.tokens))
         letters: set[str] = set(self._letters)
-        longest = max(max(map(len, self.tokens), default=0), max(map(len, merges), default=0))
-        if text is not None and longest <= BRIEF_TOKEN_LETTERS:
+        if text is not None and (longest := max(map(len, [*self.tokens, *merges]), default=0)) <= BRIEF_TOKEN_LETTERS:
             parts = self._parts(text, longest)
             letters &= parts
             merges = [merge for merge in merges if merge.replace(" ", "", 1) in parts]

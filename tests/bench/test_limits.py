@@ -8,8 +8,9 @@ import pytest
 from gguf import GGUFReader
 
 from tegrad.bench import models
-from tegrad.bench.limits import Rate, decode_limit, read_bandwidth, readers, step_bytes
+from tegrad.bench.limits import Rate, bandwidth, decode_limit, read_bandwidth, readers, step_bytes
 from tegrad.bench.quality import small
+from tegrad.bench.record import RecordError
 
 sys.path.append(str(Path(__file__).parents[1] / "nv"))
 
@@ -100,3 +101,11 @@ def test_each_form_reads_up_to_the_last_byte(monkeypatch: pytest.MonkeyPatch) ->
         assert forms == 6
         monkeypatch.setattr("tegrad.bench.limits.READ_BYTES", size)
         assert "over 1 MiB" in read_bandwidth(device).note
+
+
+def test_shares_of_a_bandwidth_that_the_clock_does_not_tell_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = iter([Rate(2e12, ""), Rate(0.0, "not measured")])
+    monkeypatch.setattr("tegrad.bench.limits.read_bandwidth", lambda device: next(rates))
+    assert bandwidth(None) == 2e12  # type: ignore[arg-type]
+    with pytest.raises(RecordError, match="the bandwidth cannot be measured"):
+        bandwidth(None)  # type: ignore[arg-type]

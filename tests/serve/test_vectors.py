@@ -12,9 +12,14 @@ from processes import patience
 from program import serving
 from tiny_llama import SHAPES, TYPE, rewritten, write
 
+from tegrad import models
+from tegrad.llm import engine as kernels
 from tegrad.llm.embeddings import text_tokens
+from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.tokenizer import Tokenizer
+from tegrad.serve import engine
+from tegrad.serve.wire import Load
 
 llama_cpp = pytest.importorskip("llama_cpp")
 pytestmark = pytest.mark.board
@@ -62,3 +67,23 @@ def test_vectors_are_llama_cpps(paths: Mapping[str, Path], url: str, name: str) 
     for vectors in (np.float32([one["embedding"] for one in openais]), np.float32(ollamas)):
         assert np.abs(vectors - expected).max() < MOST
         assert abs(vectors[0] @ vectors[1]) < 0.99
+
+
+def test_a_model_that_is_refused_once_it_is_loaded_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[bool] = []
+
+    class Speaker(kernels.Engine):
+        def __init__(self) -> None:
+            pass
+
+        def close(self) -> None:
+            closed.append(True)
+
+    def refuses(file: Gguf) -> None:
+        raise UnsupportedModelError("prompts of F32 matrices are not run")
+
+    monkeypatch.setattr(engine, "speaker", lambda file, **options: (Speaker(), "kernels"))
+    monkeypatch.setattr(engine.rows, "check", refuses)
+    with pytest.raises(UnsupportedModelError, match="F32"):
+        engine.Embedder(Load(models.SMALL, True, {"context": 64}))
+    assert closed == [True]
