@@ -4,7 +4,7 @@ For a set of models in which every format and family occurs, every plan's kernel
 kernel's row has a hash of its instructions and constants, its registers, shared and local memory; names do not count.
 `--write` keeps the rows in results/machine-code.json; without it they are compared with that file, and what is new,
 gone or changed is told by model, plan and place. Exit code 1 where anything is. With `--plan` only plans of that name
-are compiled, and the other rows stay as they are.
+are compiled; the other rows stay as they are, and "again" says of which commit the plan's are.
 """
 
 from __future__ import annotations
@@ -117,15 +117,17 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help=f"keep the rows in results/{RESULT.name}")
     given = parser.parse_args()
     found = gathered(tuple(given.models), given.plan)
-    kept = json.loads(RESULT.read_text())["plans"]
+    kept = json.loads(RESULT.read_text())
     if given.write:
         versions = record.versions()
         known = record.History(ROOT).head(versions["tegrad_sources"]) or commit()  # where the sources are the commit's
         about = {"commit": known, "date": record.now(), "versions": versions}
-        rows = found if given.plan is None else kept | found
-        RESULT.write_text(json.dumps({**about, "plans": rows}, indent=1) + "\n")
+        if given.plan is not None:
+            about = {**kept, "again": {**kept.get("again", {}), given.plan: about}}
+            found = kept["plans"] | found
+        RESULT.write_text(json.dumps({**about, "plans": found}, indent=1) + "\n")
         return 0
-    told = [*differences({place: rows for place, rows in kept.items() if place in found}, found)]
+    told = [*differences({place: rows for place, rows in kept["plans"].items() if place in found}, found)]
     print("\n".join(told) or f"{sum(map(len, found.values()))} kernels of {len(found)} plans are what they were")
     return int(bool(told))
 
