@@ -39,6 +39,9 @@ Json = Annotated[bool, typer.Option("--json", help="A JSON list on the last line
 Model = Annotated[Path, typer.Argument(metavar="MODEL", parser=located, help=MODEL_HELP)]
 Form = Annotated[str, typer.Option("--dependency", help="A form of `tegrad bench dependencies`.")]
 DEFAULT = Path("results")
+Out = Annotated[
+    Path | None, typer.Option(file_okay=False, help="A folder for samples and rows, instead of the results folder.")
+]
 
 
 def _known(kind: str, given: Iterable[str], known: Collection[str]) -> None:
@@ -192,7 +195,7 @@ def decode(
         bool, typer.Option("--alone", help="Ours only: to tune it, or where the peer is missing.")
     ] = False,
     json_: Json = False,
-    out: Annotated[Path | None, typer.Option(help="A folder for the samples files instead of the results.")] = None,
+    out: Out = None,
     results: Root = DEFAULT,
 ) -> None:
     """Measure decoding and prompts, ours and llama.cpp's in turn, beside the targets; exit code 1 if a figure fails."""
@@ -240,9 +243,7 @@ def tinygrad(
         Path | None, typer.Option(help="Keep the rows here as JSON, with machine and versions, as they are done.")
     ] = None,
     json_: Json = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the samples files of the figures here, not into the results folder.")
-    ] = None,
+    out: Out = None,
     results: Root = DEFAULT,
 ) -> None:
     """Measure tinygrad's own work through NV and through a peer in turn; exit code 1 if a row fails.
@@ -332,7 +333,7 @@ def perplexity(
     model: Model,
     tokens: Annotated[int | None, typer.Option(min=8, help="Tokens to feed; 16384 if left out.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="llama.cpp's; all cores if left out.")] = None,
-    out: Annotated[Path | None, typer.Option(help="A folder for the figure's samples instead of the results.")] = None,
+    out: Out = None,
     results: Root = DEFAULT,
 ) -> None:
     """Compare a model's perplexity on a fixed text, the shipped model's held-out one, with CPU llama.cpp's.
@@ -643,7 +644,6 @@ def host(batches: Annotated[int, typer.Option(min=1, help="Batches of 200 calls.
 
 
 Slots = Annotated[int, typer.Option(min=1, max=64, help="Our server's.")]
-Out = Annotated[Path | None, typer.Option(help="A folder for rounds and samples instead of the results.")]
 
 
 @serve.command(short_help="Measure our server and llama-server in turn, the same requests.")

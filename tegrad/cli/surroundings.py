@@ -115,6 +115,8 @@ def _of_system(error: OSError) -> str:
             return f"{what}: {_address_limit() or 'end other programs'}"
         case errno.ENOSPC | errno.EDQUOT:
             return f"{what}: make room on the disk"
+        case errno.EEXIST | errno.EISDIR | errno.ENOTDIR:
+            return f"{what}: choose another place"
     return f"{what}: run tegrad doctor"
 
 

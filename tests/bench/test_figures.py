@@ -9,6 +9,7 @@ import pytest
 from tegrad.bench import figures
 from tegrad.bench.figures import Results, row
 from tegrad.bench.record import Record, RecordError, Side, make, source_digest
+from tegrad.models import SMALL
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -148,6 +149,18 @@ def test_a_figure_goes_into_a_file_or_a_folder_and_a_wrong_one_is_told_before_it
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.json", "y.json"]
     said = CliRunner().invoke(bench.app, ["take", "x", "--out", str(tmp_path / "nowhere" / "y.json")])
     assert (said.exit_code, "--out" in said.output, taken) == (2, True, ["x", "x"])
+
+
+@pytest.mark.parametrize("words", [["decode"], ["tinygrad"], ["perplexity", str(SMALL)], ["serve", "same", "1b-q6k"]])
+def test_a_file_is_no_folder_for_samples_and_nothing_is_measured(tmp_path: Path, words: list[str]) -> None:
+    from typer.testing import CliRunner
+
+    from tegrad.cli import bench
+
+    taken = tmp_path / "there"
+    taken.write_text("")
+    said = CliRunner().invoke(bench.app, [*words, "--out", str(taken)])
+    assert (said.exit_code, "Invalid value for '--out'" in said.output) == (2, True), said.output
 
 
 def test_readmes_table_is_what_the_rows_give() -> None:
