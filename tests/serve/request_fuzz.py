@@ -54,6 +54,8 @@ ROUND = 100
 """Cases of an operation that hypothesis makes out of one seed."""
 WORD = re.compile("witness-[0-9a-f]{12}")
 PIECE = re.compile(r'"(?:text|content|response|delta|thinking|reasoning_content)": ?"((?:[^"\\]|\\.)*)"')
+FULL = 429
+"""The status where as many requests wait as may: its header says when to ask again."""
 LATE = "no token came in the time that a request may take"
 NAMES = ["small", "vectors"]
 ENDS = 8
@@ -161,7 +163,11 @@ class Requests:
                 body = {"prompt": f"Say {word}", "grammar": {"kind": "regex", "text": word}, "stream": stream}
                 said = ""
                 try:
-                    said = http.post("/v1/completions", json={"model": NAMES[0], **body}).text
+                    response = http.post("/v1/completions", json={"model": NAMES[0], **body})
+                    said = response.text
+                    if response.status_code == FULL:
+                        self._ended.wait(float(response.headers["retry-after"]))
+                        continue
                     assert _said(said) == word
                 except (httpx.HTTPError, ValueError, LookupError, AssertionError) as error:
                     self._tell(f"{word}: {error!r}\n{said[:1000]}")

@@ -14,6 +14,7 @@ from request_fuzz import OPERATIONS, Requests
 from rig import Asked, Fixed, Scripted, about, served
 
 from tegrad import models
+from tegrad.llm.service import QueueFull
 from tegrad.serve.app import application
 from tegrad.serve.catalogue import Place
 from tegrad.serve.config import Config
@@ -103,6 +104,16 @@ def test_a_fault_of_the_server_and_a_request_that_hangs_are_found() -> None:
         made.found.clear()
         made.send(40, 2)
         assert any("500" in told for told in made.found)
+
+
+@pytest.mark.usefixtures("completions")
+def test_a_client_that_is_to_come_later_is_no_fault() -> None:
+    model = Obedient(about("small", models.SMALL), "a")
+    model.refusal = QueueFull(64, 1.0)
+    with requests(model) as made:
+        made.send(20, 1)
+    assert made.statuses["429"] > 0
+    assert (made.words, made.found) == (0, [])
 
 
 @pytest.mark.board
