@@ -50,6 +50,7 @@ def told_of_models() -> list[str]:
     middle = ("decode-3b-", "decode-gemma3-4b-", "decode-phi4-mini-", "decode-smollm3-3b-")
     batches = [RATIO[f"batch{name}"] for name in ("8-1b-q6k", "32-1b-q6k", "32-8b-q4km")]
     servers = [RATIO[f"serve-32-clients-{name}tok-s"] for name in ("", "8b-")]
+    start = FIGURES["load-to-first-token"]
     return [
         f"decodes {spread('decode-')} in quantized formats, and {RATIO['decode-1b-f16-d0']:.1f} times in F16",
         f"{shares('decode-8b-')} for 8B, {shares(*middle)} for 3B and 4B, {shares('decode-1b-')} for Llama's 1B",
@@ -58,6 +59,8 @@ def told_of_models() -> list[str]:
         f"processed {spread('prefill-')}",
         "{:.1f} and {:.1f} times as fast, 32 of 8B in Q4_K_M {:.1f} times".format(*batches),
         "delivers {:.1f} (1B) and {:.1f} times (8B)".format(*servers),
+        f"is slower: {start['ours']:.2f} s from the start of `tegrad run`",
+        f"after one token, llama.cpp's {start['peer']:.2f}",
         f"{ours / peer:.1f} times as fast there ({ours:.0f} tok/s against {peer:.0f})",
         "falls to {:.1f} and {:.1f}".format(*deep),
         f"is {RATIO['ppl-smollm2']:.3f} (SmolLM2 135M) and {RATIO['ppl-gemma3']:.3f} (Gemma 3 270M)",
