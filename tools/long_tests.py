@@ -1,8 +1,9 @@
-"""The long tests' results as data: `python tools/long_tests.py REPORT.xml`, after
+"""The long tests' results as data: `python tools/long_tests.py REPORT.xml...`, after
 
 pytest -q -m "long and not hardware" -n 2 --junitxml REPORT.xml
 
-or, after some of them alone, `python tools/long_tests.py REPORT.xml --again`, which keeps them beside the others.
+or after this for one folder of tests after the other, with a report each; or, after some of them alone, `python
+tools/long_tests.py REPORT.xml --again`, which keeps them beside the others.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ RESULT = ROOT / "results" / "long-tests.json"
 COMMAND = 'pytest -q -m "long and not hardware" -n 2'
 
 
-def results(report: Path) -> dict[str, Any]:
-    """Outcome and seconds of each test in a JUnit report and what it counted, with the machine and the versions."""
+def results(*reports: Path) -> dict[str, Any]:
+    """Outcome and seconds of each test in JUnit reports and what it counted, with the machine and the versions."""
     tests = {}
-    for case in ET.parse(report).getroot().iter("testcase"):
+    for case in (case for report in reports for case in ET.parse(report).getroot().iter("testcase")):
         outcome = next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "passed")
         name = f"{case.get('classname', '').replace('.', '/')}.py::{case.get('name')}"
         counted = {str(one.get("name")): one.get("value") for one in case.iter("property")}
@@ -43,9 +44,9 @@ def results(report: Path) -> dict[str, Any]:
     }
 
 
-def again(report: Path, kept: dict[str, Any]) -> dict[str, Any]:
-    """A record with a report of some tests in it, which takes the place of what was kept of these."""
-    fresh = results(report)
+def again(kept: dict[str, Any], *reports: Path) -> dict[str, Any]:
+    """A record with reports of some tests in it, which takes the place of what was kept of these."""
+    fresh = results(*reports)
     del fresh["command"]
     others = [
         run | {"tests": left}
@@ -57,9 +58,9 @@ def again(report: Path, kept: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python tools/long_tests.py", description=f"Writes {RESULT.name}.")
-    parser.add_argument("report", type=Path, metavar="REPORT.xml", help="what pytest --junitxml wrote")
+    parser.add_argument("reports", type=Path, nargs="+", metavar="REPORT.xml", help="what pytest --junitxml wrote")
     parser.add_argument("--again", action="store_true", help="some tests alone, beside what is there of the others")
     options = parser.parse_args()
     kept = json.loads(RESULT.read_text()) if options.again else {}
-    made = again(options.report, kept) if options.again else results(options.report)
+    made = again(kept, *options.reports) if options.again else results(*options.reports)
     RESULT.write_text(json.dumps(made, indent=1) + "\n")

@@ -23,10 +23,17 @@ def test_each_test_has_its_outcome_and_time(tmp_path: Path) -> None:
     }
 
 
+def test_reports_of_several_folders_are_one_record(tmp_path: Path) -> None:
+    (tmp_path / "nv.xml").write_text(REPORT)
+    (tmp_path / "ptx.xml").write_text(REPORT.replace("tests.nv", "tests.ptx"))
+    found = long.results(tmp_path / "nv.xml", tmp_path / "ptx.xml")
+    assert (found["passed"], len(found["tests"])) == (2, 4)
+
+
 def test_some_tests_alone_stand_beside_the_others(tmp_path: Path) -> None:
     (tmp_path / "report.xml").write_text(REPORT)
     kept = {"passed": 7, "tests": {"a": {}}, "again": [{"tests": {"b": {}, "tests/nv/test_a.py::test_y": {}}}]}
-    made = long.again(tmp_path / "report.xml", kept)
+    made = long.again(kept, tmp_path / "report.xml")
     assert (made["passed"], made["tests"]) == (7, {"a": {}})
     first, fresh = made["again"]
     assert first["tests"] == {"b": {}}
