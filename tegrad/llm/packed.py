@@ -139,7 +139,8 @@ class PackedLoader:
 
     def scaled(self, info: TensorInfo, scale: float, zeros: int = 0) -> Buffer:
         """An F32 vector of the file, multiplied, and so many zeros."""
-        values = np.frombuffer(self.file.read(info.offset, info.nbytes), np.float32) * np.float32(scale)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is no number stays none, and its logits say so
+            values = np.frombuffer(self.file.read(info.offset, info.nbytes), np.float32) * np.float32(scale)
         buffer = self._take(info.nbytes + 4 * zeros)
         self.device.upload(buffer, values.tobytes() + bytes(4 * zeros))
         return buffer

@@ -6,7 +6,12 @@ import gguf_run
 import pytest
 from gguf_mutants import KINDS, SERVED, SOUND, Mutant, mutant, parts, sound
 
+from tegrad.llm.formats import F32
+from tegrad.llm.gguf import Gguf
+
 FIRST, COUNT, FEW = 1, 150, 20
+SIGNALLING = b"\x01\x00\x80\x7f"
+"""A number that is none, of which every use is an invalid operation."""
 
 
 def test_the_sound_files_run_through_every_stage(tmp_path: Path) -> None:
@@ -17,6 +22,21 @@ def test_the_sound_files_run_through_every_stage(tmp_path: Path) -> None:
         assert parts(data).bytes() == data
         answer = worker.tried(Mutant(name, data, len(data)))
         assert (answer["outcome"], answer["said"]) == ("ran", "")
+    worker.close()
+
+
+def test_weights_that_are_no_numbers_bring_no_warning(tmp_path: Path) -> None:
+    """Of every family, in all of its vectors: numpy warns where such a number is multiplied."""
+    worker, path = gguf_run.Worker(tmp_path), tmp_path / "sound.gguf"
+    for name in SOUND:
+        data = bytearray(sound(name))
+        path.write_bytes(data)
+        with Gguf.open(path) as file:
+            for info in file.tensors.values():
+                if info.type is F32 and info.rows == 1:
+                    data[info.offset : info.offset + info.nbytes] = SIGNALLING * (info.nbytes // 4)
+        answer = worker.tried(Mutant(name, bytes(data), len(data)))
+        assert answer["outcome"] in ("ran", "refused"), f"{name}: {answer['said']}"
     worker.close()
 
 
