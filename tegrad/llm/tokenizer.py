@@ -10,10 +10,12 @@ from __future__ import annotations
 import codecs
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from enum import IntEnum
 from functools import cached_property, partial
-from itertools import chain
+from itertools import chain, compress, repeat
+from operator import mul
 from typing import Final, Self, TypeAlias, TypeVar, cast
 
 from tokenizers import AddedToken, Regex
@@ -145,10 +147,8 @@ class Tokenizer:
     def _by_kind(self) -> Mapping[int, Sequence[int]]:
         """The tokens of each kind but the normal one, which nearly all are."""
         found: dict[int, list[int]] = {}
-        normal = int(Kind.NORMAL)
-        for token, kind in enumerate(self.kinds):
-            if kind != normal:
-                found.setdefault(kind, []).append(token)
+        for token, kind in compress(enumerate(self.kinds), map(int(Kind.NORMAL).__ne__, self.kinds)):
+            found.setdefault(kind, []).append(token)
         return found
 
     @classmethod
@@ -205,7 +205,7 @@ class Tokenizer:
 
     def _stops(self, values: _Values) -> frozenset[int]:
         """Tokens that end a text, a turn or a message, by number or by name; those names become control tokens."""
-        marks = [(token, text) for token, text in enumerate(self.tokens) if text in _MARKS]
+        marks = list(self._numbered(_MARKS))
         found = {text: token for token, text in marks}
         ends = ENDS - _no_ends(found)
         given = {name: values.token(name) for name in ("eos", "eot", "eom", *FILLS)}
@@ -219,6 +219,10 @@ class Tokenizer:
         numbered = {token for token in given.values() if token is not None}
         return frozenset(named | numbered | values.ends(len(self.tokens)))
 
+    def _numbered(self, texts: AbstractSet[str]) -> Iterator[tuple[int, str]]:
+        """The tokens of these texts, with their numbers, at C's speed: each start of a program waits for it."""
+        return compress(enumerate(self.tokens), map(texts.__contains__, self.tokens))
+
     def _check_cut(self, values: _Values, cut: Cut | None) -> None:
         if cut is None:
             name = values.get("tokenizer.ggml.pre", str, "default")
@@ -229,9 +233,9 @@ class Tokenizer:
 
     def _check_lengths(self, file: Gguf) -> None:
         """Refuse tokens that take long to cut: a token that is cut at each letter costs its length's square."""
-        if sum(len(token) ** 2 for token in self.tokens) > MOST_SQUARED_LENGTHS:
-            longest = max(map(len, self.tokens))
-            raise file.corrupt(f"its {len(self.tokens):,} tokens, the longest of {longest:,} letters, are too long")
+        lengths = list(map(len, self.tokens))
+        if sum(map(mul, lengths, lengths)) > MOST_SQUARED_LENGTHS:
+            raise file.corrupt(f"its {len(lengths):,} tokens, the longest of {max(lengths):,} letters, are too long")
 
     def _check_letters(self, file: Gguf) -> None:
         """Refuse tokens that are no characters, which a byte-level vocabulary writes bytes with."""
@@ -249,14 +253,17 @@ class Tokenizer:
         """For a text, of tokens and merges those that make a part of it, which are all that it can meet."""
         split = SPLITS[values.get("tokenizer.ggml.pre", str, "default")]
         merges = values.strings("tokenizer.ggml.merges")
-        vocabulary = list(enumerate(self.tokens))
         letters: set[str] = set(self._letters)
-        if text is not None and (longest := max(map(len, [*self.tokens, *merges]), default=0)) <= BRIEF_TOKEN_LETTERS:
+        longest = 0 if text is None else max(map(len, chain(self.tokens, merges)), default=0)
+        if text is not None and longest <= BRIEF_TOKEN_LETTERS:
             parts = self._parts(text, longest)
             letters &= parts
-            merges = [merge for merge in merges if merge.replace(" ", "", 1) in parts]
-            apart = {token for tokens in self._apart.values() for token in tokens}
-            vocabulary = [(at, token) for at, token in vocabulary if token in parts or at in apart]
+            made_of = map(str.replace, merges, repeat(" "), repeat(""), repeat(1))
+            merges = list(compress(merges, map(parts.__contains__, made_of)))
+            apart = {self.tokens[token] for tokens in self._apart.values() for token in tokens}
+            vocabulary = list(self._numbered(parts | apart))
+        else:
+            vocabulary = list(enumerate(self.tokens))
         # Of two merges alike the first counts, as in llama.cpp.
         pairs = dict.fromkeys((left, right) for left, _, right in (merge.partition(" ") for merge in merges))
         pairs.pop(("", ""), None)
