@@ -52,6 +52,12 @@ def structures() -> str:
     return next(name for first, name in VERSIONS if version >= first)
 
 
+def own_structures() -> Any:
+    """The module of them that the runtime goes on with, so that no other is imported beside it."""
+    name = structures() if tinygrad_version() == TINYGRAD else VERSIONS[-1][1]
+    return importlib.import_module(f"{AUTOGEN}.{name}")
+
+
 @contextmanager
 def deferred() -> Iterator[None]:
     """Import the runtime in here; others import what it does without as ever. Nothing of another release is deferred.
@@ -62,8 +68,7 @@ def deferred() -> Iterator[None]:
         yield
         return
     autogen: Any = importlib.import_module(AUTOGEN)
-    chosen = structures()
-    own = importlib.import_module(f"{AUTOGEN}.{chosen}")
+    chosen, own = structures(), own_structures()
     names: dict[str, Any] = {name: Deferred(f"{AUTOGEN}.{name}") for name in ("mesa", *(name for _, name in VERSIONS))}
     names |= {VERSIONS[-1][1]: own, chosen: own}
     modules = {module: _holding(module, taken) for module, taken in UNUSED.items() if module not in sys.modules}

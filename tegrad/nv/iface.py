@@ -17,7 +17,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tinygrad.runtime.autogen import nv_570 as nv
 from tinygrad.runtime.support.hcq import HCQBuffer, MMIOInterface
 
 from tegrad.hw.chips import Chip, by_sm_version
@@ -108,7 +107,7 @@ class TegraIface:
         self.dev = dev
         chosen = roles.policy()
         self.kernel: Kernel = pick_kernel()
-        self.objects: dict[int, RmObject] = {self.root: RmObject(nv.NV01_ROOT)}
+        self.objects: dict[int, RmObject] = {self.root: RmObject(rm.nv.NV01_ROOT)}
         self.memory: dict[int, Memory] = {}
         self._handles = itertools.count(self.root + 1)
         self._clock_request: int | None = None
@@ -116,7 +115,6 @@ class TegraIface:
         self._doorbell: Doorbell | None = None
         self._released = False
         self._freed: deque[tuple[int, int]] = deque(maxlen=FREED_REMEMBERED)
-        self._log_start = kernlog.position(self.kernel)
         with ExitStack() as undo:
             self.nvmap = Nvmap(self.kernel, NVMAP_NODE, chosen)
             undo.callback(self.nvmap.close)
@@ -125,6 +123,7 @@ class TegraIface:
             undo.callback(self.kernel.close, self.ctrl)
             self.characteristics: GpuCharacteristics = self._read_characteristics()
             self.chip: Chip = _chip(self.characteristics.sm_arch_sm_version)
+            self._log_start = kernlog.position(self.kernel)  # only here: where there is no Jetson, its log is long
             undo.pop_all()
         self.compute_class = int(self.characteristics.compute_class)
         self.gpfifo_class = int(self.characteristics.gpfifo_class)
@@ -175,7 +174,7 @@ class TegraIface:
         gpfifo = self._channel_memory(GPFIFO_ENTRIES * GP_ENTRY_SIZE, roles.GPFIFO)
         userd = self._channel_memory(max(PAGE, USERD_SIZE), roles.USERD)
         notifier = self._channel_memory(PAGE, roles.NOTIFIER)
-        params = nv.NV_CHANNELGPFIFO_ALLOCATION_PARAMETERS(
+        params = rm.nv.NV_CHANNELGPFIFO_ALLOCATION_PARAMETERS(
             gpFifoEntries=GPFIFO_ENTRIES,
             hContextShare=share,
             hObjectError=notifier.handle,

@@ -9,10 +9,9 @@ import ctypes
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from tinygrad.runtime.autogen import nv_570 as nv
-
 from tegrad.errors import TegradError
 from tegrad.nv.channel import Channel, Rings, Tsg
+from tegrad.nv.deferred import own_structures
 from tegrad.nv.memory import AddressSpace
 from tegrad.uapi import constants as c
 from tegrad.uapi import ioctls
@@ -21,6 +20,7 @@ from tegrad.uapi.structs import AllocAs
 if TYPE_CHECKING:
     from tegrad.nv.iface import RmObject, TegraIface
 
+nv: Any = own_structures()
 Params = Any
 """A parameter struct of tinygrad's autogen."""
 Alloc = Callable[["TegraIface", "RmObject", Params], Any]

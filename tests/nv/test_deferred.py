@@ -25,6 +25,19 @@ def test_the_runtime_comes_without_what_a_machine_does_not_need() -> None:
     assert fresh(f"import tegrad, tinygrad.runtime.ops_nv; {LOADED}", TEGRAD_BOARD="agx-orin-64gb") == "['nv_570']"
 
 
+@pytest.mark.parametrize(("version", "module"), [("580.159.04", "nv_580"), ("575.1", "nv_570")])
+def test_a_desktops_driver_has_one_form_of_the_structures(version: str, module: str, tmp_path: Path) -> None:
+    (tmp_path / "version").write_text(version)
+    code = f"""
+from pathlib import Path
+from tegrad.nv import kernel
+kernel.DESKTOP_DRIVER = Path({str(tmp_path / "version")!r})
+import tegrad, tinygrad.runtime.ops_nv, tegrad.nv.device
+{LOADED}
+"""
+    assert fresh(code, TEGRAD_BOARD="") == f"['{module}']"
+
+
 def test_what_was_deferred_is_there_when_it_is_used() -> None:
     code = """
 import tegrad
