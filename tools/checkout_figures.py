@@ -164,7 +164,7 @@ def gguf_mutants_served() -> Record:
 
 
 def requests() -> Record:
-    """Requests to a server of which none was found to be answered as it must not be; 0 where one was. Half an hour."""
+    """Requests to a server of which none was found to be answered as it must not be; 0 where one was. Minutes."""
     what = (
         "requests by schemathesis to `tegrad serve` on the board, no 500, no hang, no other's text; 0 if there was one"
     )
