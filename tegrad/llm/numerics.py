@@ -56,7 +56,8 @@ def _rotate_halves(x: Floats, tables: Floats) -> Floats:
 
 
 def _silu(x: Floats) -> Floats:
-    y: Floats = x / (1 + np.exp(-x))
+    with np.errstate(over="ignore"):  # far below zero the quotient is zero, as it should be
+        y: Floats = x / (1 + np.exp(-x))
     return y
 
 

@@ -261,3 +261,10 @@ def test_a_cache_gives_back_what_ggmls_blocks_hold(kind: str) -> None:
     kept, values = Past(kind).extend(0, x, 2 * x)
     assert np.array_equal(kept, stored)
     assert np.array_equal(values, 2 * stored)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", numerics.ACTIVATIONS)
+def test_far_from_zero_an_activation_is_nothing_or_its_argument_without_a_warning(name: str) -> None:
+    ends = numerics.ACTIVATIONS[name](np.array([-1e4, 1e4], np.float32))
+    assert ends.tolist() == [0, 1e4]
