@@ -138,7 +138,7 @@ def rule_mutants_killed() -> Record:
 
 
 def fuzz_steps() -> Record:
-    """Steps of a run without a failure. Takes most of an hour; RecordError where a step fails."""
+    """Steps of a run without a failure. Takes twenty minutes; RecordError where a step fails."""
     what = "random steps of three clients on the emulated board: no crash, no leak, no memory of another"
     command = f"{FUZZ} --steps {STEPS} --seed {SEED}"
     return _counted("board-fuzz-steps", what, "steps", command, _told(command)["steps"])
