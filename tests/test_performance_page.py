@@ -59,7 +59,7 @@ def told_of_models() -> list[str]:
         f"processed {spread('prefill-')}",
         "{:.1f} and {:.1f} times as fast, 32 of 8B in Q4_K_M {:.1f} times".format(*batches),
         "delivers {:.1f} (1B) and {:.1f} times (8B)".format(*servers),
-        f"is slower: {start['ours']:.2f} s from the start of `tegrad run`",
+        f"is {'quicker' if start['ratio'] > 1 else 'slower'}: {start['ours']:.2f} s from the start of `tegrad run`",
         f"after one token, llama.cpp's {start['peer']:.2f}",
         f"{ours / peer:.1f} times as fast there ({ours:.0f} tok/s against {peer:.0f})",
         "falls to {:.1f} and {:.1f}".format(*deep),
