@@ -356,6 +356,8 @@ def test_what_has_no_memory_left_imports_nothing(monkeypatch: pytest.MonkeyPatch
         (MemoryError(), "out of memory: choose a smaller model or context"),
         (OSError(errno.EMFILE, "Too many open files"), "raise `ulimit -n`"),
         (OSError(errno.EEXIST, "File exists", "x"), "x: File exists: choose another place"),
+        (OSError(errno.EISDIR, "Is a directory", "x"), "x: Is a directory: choose another place"),
+        (OSError(errno.ENOTDIR, "Not a directory", "x/y"), "x/y: Not a directory: choose another place"),
         (OSError(errno.ENOSPC, "No space left on device", "x"), "x: No space left on device: make room on the disk"),
         (FileNotFoundError(errno.ENOENT, "No such file or directory", "y"), "y: No such file or directory: run tegrad"),
         (ModuleNotFoundError("No module named 'jinja2'", name="jinja2"), "the package jinja2 cannot be loaded"),

@@ -229,6 +229,8 @@ def fuzzed(count: int, seed: int) -> tuple[dict[str, Any], list[str]]:
         made.send(count, seed)
         if server.process.poll() is not None or server.counted("requests_processing"):
             made.found.append("the server ended, or still answers")
+        if not made.words:
+            made.found.append("no other client was answered")
         lines = server.log.read_text().splitlines()
         made.found += [line for line in lines if "Traceback" in line or "the engine of this model ended" in line]
     summary = {
