@@ -496,7 +496,7 @@ class Layout:
         return blocks
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # one of each: `kind in PLAIN` is asked thousands of times
 class BlockType:
     """How ggml packs the elements of a row: `elements` of them in `size` bytes."""
 

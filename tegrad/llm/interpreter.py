@@ -216,10 +216,10 @@ class Interpreter:
     def _check(self, ins: Instruction, wait: Wait) -> None:
         span = wait.span
         if span.vector is Vector.TOP:
-            if len(self.top) < span.count:
+            if len(self.top) < span.elements:
                 raise ScheduleError(f"{ins} runs before what it waits for")
         elif span.vector is Vector.SQUARES:
-            if [stage for stage, _ in self.squares.values()] != [wait.stage] * span.count:
+            if [stage for stage, _ in self.squares.values()] != [wait.stage] * span.elements:
                 raise ScheduleError(f"{ins} runs before what it waits for, or after it is gone")
         elif (self.vectors[span.vector].stage[span.first : span.end] != wait.stage).any():
             raise ScheduleError(f"{ins} runs before what it waits for, or after it is gone")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 from tegrad.llm.rope import Rope, Temperature
@@ -221,7 +222,7 @@ Reader: TypeAlias = Project | Gate | Logits
 """What reads the stream, each through a norm of its own, if any."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Network:
     """A model's operations."""
 
@@ -251,7 +252,7 @@ class Network:
         """Every block's one projection."""
         return next(op for op in self.blocks[0] if isinstance(op, Project))
 
-    @property
+    @cached_property
     def attends(self) -> tuple[Attend, ...]:
         """Each layer's one attention."""
         return tuple(op for block in self.blocks for op in block if isinstance(op, Attend))

@@ -179,7 +179,7 @@ class Persistent:
         config, model, attend = net.config, net.model, turning(net.model)
         matrices = list(net.matrices())
         kinds = {matrix.kind for matrix in (*matrices, net.embedding)}
-        own = max(ins.output.count for ins in program.stages[0].instructions if ins.output is not None)
+        own = max(ins.output.elements for ins in program.stages[0].instructions if ins.output is not None)
         made: dict[str, Any] = {
             "CTAS": program.ctas, "STAGES": len(program.stages), "SPLITS": program.splits,
             "VOCAB": net.output.rows, "DIM": config.dim, "HEADS": config.heads,
@@ -283,7 +283,7 @@ def _splits_sets(program: Program) -> bool:
     """Whether two CTAs may write halves of 16 elements, each with a scale of its own."""
     outputs = (ins.output for stage in program.stages if not stage.floats for ins in stage.instructions)
     return any(
-        out.first % SET or out.count % SET for out in outputs if out is not None and out.vector is not Vector.TOP
+        out.first % SET or out.elements % SET for out in outputs if out is not None and out.vector is not Vector.TOP
     )
 
 
@@ -291,11 +291,13 @@ def _most_sums(program: Program) -> int:
     """Row sums that an instruction leaves in shared memory at most."""
     most = 0
     for stage in program.stages:
-        for ins in stage.instructions:
-            if ins.op in (Op.PROJECT, Op.ADD, Op.GATE, Op.LOGITS):
-                weights = sum(run.segments * stream_segment(run.matrix) for run in ins.runs)
-                matrix = ins.runs[0].matrix
-                most = max(most, -(-weights * pieces_per_row(matrix) // matrix.columns))
+        if stage.op in (Op.PROJECT, Op.ADD, Op.GATE, Op.LOGITS):
+            sizes = {id(matrix): stream_segment(matrix) for matrix in stage.matrices}
+            for ins in stage.instructions:
+                if ins.op is stage.op:
+                    weights = sum([run.segments * sizes[id(run.matrix)] for run in ins.runs])
+                    matrix = ins.runs[0].matrix
+                    most = max(most, -(-weights * pieces_per_row(matrix) // matrix.columns))
     return most
 
 

@@ -14,13 +14,13 @@ program in numpy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from itertools import chain, groupby
 from math import gcd
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +87,8 @@ class Vector(IntEnum):
     """The largest logit of each CTA and its row; one unit each."""
     SQUARES = 5
     """The sum of squares of what each CTA set apart; one unit each."""
+
+    __hash__ = int.__hash__  # an enum's own hashes its name: thousands of times a schedule
 
 
 SOURCE: Final[Mapping[str, Vector]] = {"mixed": Vector.MIXED, "hidden": Vector.HIDDEN}
@@ -164,18 +166,17 @@ class Network:
         return {vector: self.config.size(name) for vector, name in names.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Elements [first, first + count) of a vector."""
+class Span(NamedTuple):
+    """Elements [first, first + elements) of a vector."""
 
     vector: Vector
     first: int
-    count: int
+    elements: int
 
     @property
     def end(self) -> int:
         """The element after the last."""
-        return self.first + self.count
+        return self.first + self.elements
 
     def holds(self, other: Span) -> bool:
         """Whether all of another lies in it."""
@@ -185,8 +186,7 @@ class Span:
         return f"{self.vector.name}[{self.first}:{self.end}]"
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(NamedTuple):
     """Wait until the span holds what stage `stage` writes there; `writers` is how many CTAs do."""
 
     span: Span
@@ -194,8 +194,7 @@ class Wait:
     writers: int
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """Consecutive segments of a matrix."""
 
     matrix: Matrix
@@ -213,8 +212,7 @@ class Run:
         return self.segments * stream_bytes(self.matrix)
 
 
-@dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(NamedTuple):
     """What one CTA does in one stage."""
 
     op: Op
@@ -341,19 +339,18 @@ def deal(units: int, ctas: int, least: int = 1) -> list[tuple[int, int]]:
     return list(zip(firsts, counts, strict=True))
 
 
-def _runs(matrices: Sequence[Matrix], first: int, rows: int) -> tuple[Run, ...]:
-    """The segments of rows [first, first + rows) of matrices below one another."""
-    runs, top = [], 0
-    for matrix in matrices:
+def _runs(matrices: Sequence[tuple[int, Matrix]], first: int, rows: int) -> Iterator[tuple[int, int, int]]:
+    """The segments of rows [first, first + rows) of numbered matrices below one another: `Run`s, without the rest."""
+    top = 0
+    for at, matrix in matrices:
         low, high = max(first, top), min(first + rows, top + matrix.rows)
         if low < high:
             size = stream_segment(matrix)
             begin, end = (low - top) * matrix.columns, (high - top) * matrix.columns
             if begin % size or (end % size and high != top + matrix.rows):
                 raise UnsupportedModelError(f"{matrix.name}: {UNIT} rows of {matrix.columns} are no whole segments")
-            runs.append(Run(matrix, begin // size, -(-end // size) - begin // size))
+            yield at, begin // size, -(-end // size) - begin // size
         top += matrix.rows
-    return tuple(runs)
 
 
 def imbalance(program: Program) -> float:
@@ -369,6 +366,10 @@ def imbalance(program: Program) -> float:
 # --- building ---------------------------------------------------------------------------------------------------------
 
 
+Share: TypeAlias = tuple[tuple[tuple[int, int, int], ...], Span | None]
+"""A CTA's share of a product: its runs, as which of the matrices, first segment and segments, and what it writes."""
+
+
 class _Builder:
     def __init__(self, network: Network, ctas: int, splits: int, head_groups: int) -> None:
         self.network, self.ctas, self.splits, self.head_groups = network, ctas, splits, head_groups
@@ -381,6 +382,8 @@ class _Builder:
         """The operation that stages are made of now, and its layer."""
         self.latest: dict[Span, tuple[int, int]] = {}
         """By what a stage wrote: the latest such stage, and its writers."""
+        self.shares: dict[Any, list[Share]] = {}
+        """Of products, by their shapes."""
 
     def wait(self, span: Span) -> Wait:
         """Wait for the latest write of a span."""
@@ -415,24 +418,41 @@ class _Builder:
         Of logits, `part` of `parts` of the rows; only the last publishes. Rows of the residual stream are always dealt
         alike: their CTA keeps them.
         """
+        stage = len(self.stages)
+        waits = (self.wait(Span(source, 0, matrices[0].columns)),)
+        shape = tuple((matrix.kind, matrix.rows, matrix.columns) for matrix in matrices)
+        key = op, target, shape, first, part, parts
+        if key not in self.shares:
+            self.shares[key] = self._shares(op, target, matrices, first, part, parts)
+        row = []
+        for cta, (own, output) in enumerate(self.shares[key]):
+            runs = tuple([Run(matrices[at], begin, segments) for at, begin, segments in own])
+            row.append(
+                Instruction(op, stage, cta, self.layer, waits, runs, output)
+                if runs
+                else Instruction(Op.NOTHING, stage, cta, self.layer)
+            )
+        self.add(op, row, matrices, floats=floats)
+
+    def _shares(
+        self, op: Op, target: Vector, matrices: tuple[Matrix, ...], first: int, part: int, parts: int
+    ) -> list[Share]:
+        """Each CTA's share of a product: the same in all layers of one shape."""
         least = self.stream if op in (Op.ADD, Op.APART) else _together(*matrices)
-        sides = [(matrix,) for matrix in matrices] if op is Op.GATE else [matrices]
-        rows = sum(matrix.rows for matrix in sides[0])
-        stage, row = len(self.stages), []
+        numbered = list(enumerate(matrices))
+        sides = [[one] for one in numbered] if op is Op.GATE else [numbered]
+        rows = sum(matrix.rows for _, matrix in sides[0])
         groups = -(-rows // (UNIT * least))
         begin, end = (groups * at // parts * least for at in (part, part + 1))
-        waits = (self.wait(Span(source, 0, matrices[0].columns)),)
+        shares: list[Share] = []
         for cta, (dealt, units) in enumerate(deal(end - begin, self.ctas, least)):
             unit = begin + dealt
-            if not units:
-                row.append(Instruction(Op.NOTHING, stage, cta, self.layer))
-                continue
-            runs = tuple(run for side in sides for run in _runs(side, unit * UNIT, units * UNIT))
+            own = tuple(run for side in sides for run in _runs(side, unit * UNIT, units * UNIT))
             output: Span | None = Span(target, first + unit * UNIT, units * UNIT)
             if op in (Op.LOGITS, Op.APART):
                 output = Span(target, cta, 1) if part == parts - 1 else None
-            row.append(Instruction(op, stage, cta, self.layer, waits, runs, output))
-        self.add(op, row, matrices, floats=floats)
+            shares.append((own, output))
+        return shares
 
     def stream_rows(self, op: Op, waits: tuple[Wait, ...] = (), matrices: tuple[Matrix, ...] = ()) -> None:
         """Each CTA's rows of the residual stream, without a product."""
@@ -481,7 +501,7 @@ class _Builder:
     def wait_all(self, vector: Vector) -> Wait:
         """Wait for the latest unit of each CTA that writes one."""
         last = self.wait(Span(vector, 0, 1))
-        return replace(last, span=Span(vector, 0, last.writers))
+        return Wait(Span(vector, 0, last.writers), last.stage, last.writers)
 
     def sample(self) -> None:
         wait = self.wait_all(Vector.TOP)
@@ -788,9 +808,9 @@ def _check_rows(program: Program, ins: Instruction) -> None:
     if ins.output is None or ins.op in (Op.EMBED, Op.ATTEND, Op.LOGITS, Op.APART):
         return
     of = program.stages[ins.stage - 1].instructions[ins.cta] if ins.op is Op.JOIN else ins
-    if ins.op is Op.JOIN and (of.op is not Op.APART or run_rows(of) != (ins.output.first, ins.output.count)):
+    if ins.op is Op.JOIN and (of.op is not Op.APART or run_rows(of) != (ins.output.first, ins.output.elements)):
         raise ScheduleError(f"{ins} joins {ins.output}, which {of} does not set apart")
-    if ins.runs and (rows := run_rows(of)[1]) != ins.output.count * (2 if ins.op is Op.GATE else 1):
+    if ins.runs and (rows := run_rows(of)[1]) != ins.output.elements * (2 if ins.op is Op.GATE else 1):
         raise ScheduleError(f"{ins} computes {rows} rows and writes {ins.output}")
 
 
@@ -899,38 +919,40 @@ def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[st
         norm, bias = next_norm(net, stage), layer.vector(does.norm.spec if does.norm else None)
     rows: list[tuple[Any, ...]] = []
     for ins in stage.instructions:
-        if ins.op is Op.NOTHING:
-            rows.append((ins.op, 0, ins.stage, *(0,) * 9, nothing, *(0,) * 5))
+        op, number, _, _, waits, own, output, head, split = ins
+        if op is Op.NOTHING:
+            rows.append((op, 0, number, *(0,) * 9, nothing, *(0,) * 5))
             continue
         source = wait = writers = target = first = count = columns = wait2 = wait3 = 0
-        if ins.waits:
-            source = place.vectors[ins.waits[0].span.vector]
-            wait, writers = ins.waits[0].stage, ins.waits[0].writers
-        if ins.output is not None:
-            target, first, count = place.vectors[ins.output.vector], ins.output.first, ins.output.count
+        if waits:
+            (vector, _, _), wait, writers = waits[0]
+            source = place.vectors[vector]
+        if output is not None:
+            vector, first, count = output
+            target = place.vectors[vector]
         runs = no_runs
-        if ins.runs:
-            columns = ins.runs[0].matrix.columns
+        if own:
+            columns = own[0].matrix.columns
             made = []
-            for run in ins.runs:
-                address, size, number = known[id(run.matrix)]
-                made.append((address + run.first * size, run.segments, number))
+            for matrix, begin, segments in own:
+                address, size, kind = known[id(matrix)]
+                made.append((address + begin * size, segments, kind))
             runs = [*made, *no_runs[len(made) :]]
-        elif ins.op is Op.EMBED:
+        elif op is Op.EMBED:
             columns = net.config.dim
         elif isinstance(does, Attend):
             columns = layer.turn
-            if does.norms == "whole" and ins.output is not None:  # its own heads' part of them
-                norm = layer.vector(does.query_norm) + 4 * ins.output.first
-                key_head = ins.output.first // (net.config.group * net.config.head_dim)
+            if does.norms == "whole" and output is not None:  # its own heads' part of them
+                norm = layer.vector(does.query_norm) + 4 * first
+                key_head = first // (net.config.group * net.config.head_dim)
                 bias = layer.vector(does.key_norm) + 4 * key_head * net.config.head_dim
-            wait2, wait3 = (wait.stage | wait.writers << 16 for wait in ins.waits[1:])
-        if ins.op in (Op.LOGITS, Op.APART):
+            wait2, wait3 = (other.stage | other.writers << 16 for other in waits[1:])
+        if op in (Op.LOGITS, Op.APART):
             first, count = run_rows(ins)
-            count = min(count, ins.runs[0].matrix.rows - first)
-        flags = reads | HANDS_ON * (ins.output is not None)
+            count = min(count, own[0].matrix.rows - first)
+        flags = reads | HANDS_ON * (output is not None)
         rows.append(
-            (ins.op, flags, ins.stage, columns, source, wait, writers, target, first, count, ins.head, ins.split,
+            (op, flags, number, columns, source, wait, writers, target, first, count, head, split,
              runs, norm, bias, extra, wait2, wait3)
         )  # fmt: skip
     return rows

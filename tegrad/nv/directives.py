@@ -27,7 +27,8 @@ class Directives:
 
 def parse(source: str) -> Directives:
     """The directives of a source text; the defaults where it has none. ValueError for a malformed line."""
-    if (line := _LINE.search(source)) is None:
+    # A kernel's text with its headers is long, and most have no such line.
+    if "// tegrad:" not in source or (line := _LINE.search(source)) is None:
         return Directives()
     fields = dict(word.split("=", 1) for word in line[1].split())
     align = tuple(int(a) for a in fields.pop("align", "").split(",") if a)

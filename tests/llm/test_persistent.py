@@ -306,7 +306,7 @@ def test_a_proof_is_made_once_and_only_for_what_was_proved(tmp_path: Path, monke
     program = build(make(Shape()).network, 6)
     prove(program)
     ins = program.stages[4].instructions[1]
-    wrong = program.replaced(replace(ins, waits=()))
+    wrong = program.replaced(ins._replace(waits=()))
     with pytest.raises(ScheduleError, match="does not wait for it"):
         prove(wrong)
     monkeypatch.setattr(persistent, "validate", lambda program: pytest.fail("it was proved before"))

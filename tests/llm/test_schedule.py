@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,76 +70,76 @@ def find(program: Program, op: Op, at: int = 1) -> Instruction:
 
 
 def drop_wait(program: Program) -> Program:
-    return program.replaced(replace(find(program, Op.GATE), waits=()))
+    return program.replaced(find(program, Op.GATE)._replace(waits=()))
 
 
 def wait_for_part(program: Program) -> Program:
     ins = find(program, Op.GATE)
-    wait = replace(ins.waits[0], span=Span(Vector.X, 0, ins.waits[0].span.count - 8))
-    return program.replaced(replace(ins, waits=(wait,)))
+    wait = ins.waits[0]._replace(span=Span(Vector.X, 0, ins.waits[0].span.elements - 8))
+    return program.replaced(ins._replace(waits=(wait,)))
 
 
 def wait_for_an_older_version(program: Program) -> Program:
     ins = find(program, Op.GATE)
     stage = max(at for at in range(ins.waits[0].stage) if program.stages[at].op is Op.ADD)
-    return program.replaced(replace(ins, waits=(replace(ins.waits[0], stage=stage),)))
+    return program.replaced(ins._replace(waits=(ins.waits[0]._replace(stage=stage),)))
 
 
 def wait_for_nobody(program: Program) -> Program:
     ins = find(program, Op.ADD)
-    return program.replaced(replace(ins, waits=(replace(ins.waits[0], stage=ins.stage - 2),)))
+    return program.replaced(ins._replace(waits=(ins.waits[0]._replace(stage=ins.stage - 2),)))
 
 
 def wait_for_oneself(program: Program) -> Program:
     ins = find(program, Op.ADD)
     own = Wait(ins.output, ins.stage, ins.waits[0].writers)
-    return program.replaced(replace(ins, waits=(*ins.waits, own)))
+    return program.replaced(ins._replace(waits=(*ins.waits, own)))
 
 
 def wrong_count(program: Program) -> Program:
     ins = find(program, Op.ADD)
-    return program.replaced(replace(ins, waits=(replace(ins.waits[0], writers=ins.waits[0].writers - 1),)))
+    return program.replaced(ins._replace(waits=(ins.waits[0]._replace(writers=ins.waits[0].writers - 1),)))
 
 
 def swap_stages(program: Program) -> Program:
     a, b = find(program, Op.GATE), find(program, Op.PROJECT)
-    return program.replaced(replace(a, stage=b.stage), replace(b, stage=a.stage))
+    return program.replaced(a._replace(stage=b.stage), b._replace(stage=a.stage))
 
 
 def swap_ctas(program: Program) -> Program:
     a, b = find(program, Op.GATE, 0), find(program, Op.GATE, 1)
-    return program.replaced(replace(a, runs=b.runs), replace(b, runs=a.runs, output=a.output))
+    return program.replaced(a._replace(runs=b.runs), b._replace(runs=a.runs, output=a.output))
 
 
 def write_twice(program: Program) -> Program:
     a, b = find(program, Op.GATE, 0), find(program, Op.GATE, 1)
-    return program.replaced(replace(a, output=b.output))
+    return program.replaced(a._replace(output=b.output))
 
 
 def write_nothing(program: Program) -> Program:
-    return program.replaced(replace(find(program, Op.GATE), output=None))
+    return program.replaced(find(program, Op.GATE)._replace(output=None))
 
 
 def write_beyond(program: Program) -> Program:
     ins = find(program, Op.GATE, 5)
-    return program.replaced(replace(ins, output=replace(ins.output, first=ins.output.first + 8)))
+    return program.replaced(ins._replace(output=ins.output._replace(first=ins.output.first + 8)))
 
 
 def leave_a_segment(program: Program) -> Program:
     ins = find(program, Op.LOGITS)
-    return program.replaced(replace(ins, runs=(replace(ins.runs[0], segments=ins.runs[0].segments - 1),)))
+    return program.replaced(ins._replace(runs=(ins.runs[0]._replace(segments=ins.runs[0].segments - 1),)))
 
 
 def wrong_matrix(program: Program) -> Program:
     ins, other = find(program, Op.GATE), program.network.layers[0]
     run = ins.runs[0]
-    return program.replaced(replace(ins, runs=(replace(run, matrix=other.matrices["gate"][0]), ins.runs[1])))
+    return program.replaced(ins._replace(runs=(run._replace(matrix=other.matrices["gate"][0]), ins.runs[1])))
 
 
 def skip_a_reader(program: Program) -> Program:
     """Output is added before attention's result is there: nothing tells its writers that QKV was read."""
     stage = next(stage for stage in program.stages if stage.op is Op.ADD and stage.layer == 1)
-    idle = [replace(ins, op=Op.NOTHING, waits=(), runs=()) for ins in stage.instructions]
+    idle = [ins._replace(op=Op.NOTHING, waits=(), runs=()) for ins in stage.instructions]
     return program.replaced(*idle)
 
 
@@ -168,7 +168,7 @@ def test_programs_of_equal_networks_are_one_key_and_cannot_be_changed(program: P
     assert {program: "kept"}[again] == "kept"
     instruction = find(program, Op.GATE)
     for part, field in ((program, "stages"), (instruction, "waits"), (instruction.waits[0], "stage")):
-        with pytest.raises(FrozenInstanceError):
+        with pytest.raises(AttributeError):
             setattr(part, field, getattr(part, field))
 
 
@@ -186,12 +186,12 @@ def joining() -> Program:
 
 
 def join_too_early(program: Program) -> Program:
-    return program.replaced(replace(find(program, Op.JOIN), waits=()))
+    return program.replaced(find(program, Op.JOIN)._replace(waits=()))
 
 
 def join_what_another_has(program: Program) -> Program:
     a, b = find(program, Op.JOIN, 0), find(program, Op.JOIN, 1)
-    return program.replaced(replace(a, output=b.output), replace(b, output=a.output))
+    return program.replaced(a._replace(output=b.output), b._replace(output=a.output))
 
 
 JOINS = {
@@ -218,7 +218,7 @@ def test_a_proof_for_one_split_of_attention_and_for_the_most_is_one_for_every_nu
     attends = [ins for stage in program.stages for ins in stage.instructions if ins.op is Op.ATTEND]
     for ins in attends:  # a mistake in any split is found
         with pytest.raises(ScheduleError, match="does not wait for it"):
-            validate(program.replaced(replace(ins, waits=())))
+            validate(program.replaced(ins._replace(waits=())))
 
 
 def orders(program: Program, count: int) -> Iterator[list[Instruction]]:
