@@ -20,6 +20,7 @@ from enum import IntEnum
 from functools import cached_property
 from itertools import chain, groupby
 from math import gcd
+from struct import Struct
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -843,6 +844,11 @@ segments and format of runs[0] the rows of the cache and how many positions of i
 runs[0] is the embedding. norm: the norm that follows the written stream; JOIN: bias the norm of what is added.
 """
 
+WORD: Final = Struct(f"<12I{'QII' * RUNS}3Q2I")
+"""One of WORDS: packed by itself it takes half the time that numpy takes for a tuple."""
+NO_OPERANDS: Final = (0,) * (9 + 3 * RUNS + 5)
+"""All that follows the stage."""
+
 READS_FLOATS, WRITES_FLOATS, HANDS_ON = 1, 2, 4
 """Bits of `flags`. A stage of logits that does not publish leaves its largest to the next one."""
 
@@ -893,35 +899,31 @@ def encode(program: Program, formats: Sequence[BlockType]) -> NDArray[Any]:
     """The program as the kernel reads it: WORDS (stages, ctas). `formats` numbers the block types."""
     place = workspace_layout(program)
     numbers = {kind.name: at for at, kind in enumerate(formats)}
-    words = np.zeros((len(program.stages), program.ctas), WORDS)
-    for at, stage in enumerate(program.stages):
-        words[at] = np.array(_encode(program.network, place, stage, numbers), WORDS)
-    return words
+    packed = b"".join(chain.from_iterable(_encode(program.network, place, stage, numbers) for stage in program.stages))
+    return np.frombuffer(bytearray(packed), WORDS).reshape(len(program.stages), program.ctas)
 
 
-def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[str, int]) -> list[tuple[Any, ...]]:
+def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[str, int]) -> Iterator[bytes]:
     """A stage's instructions as WORDS has them. There are thousands: what they share is found once."""
     layer, does = net.layers[stage.layer], stage.does
     reads = WRITES_FLOATS * stage.floats + READS_FLOATS * any(m.kind in PLAIN for m in stage.matrices)
     known = {id(m): (m.address, stream_bytes(m), numbers[m.kind.name]) for m in stage.matrices}
-    nothing: list[tuple[int, int, int]] = [(0, 0, 0)] * RUNS
-    no_runs, norm, bias, extra = nothing, 0, 0, 0
+    no_runs, norm, bias, extra = [0, 0, 0] * RUNS, 0, 0, 0
     if stage.op is Op.EMBED:
-        no_runs = [(net.embedding.address, 0, numbers[net.embedding.kind.name]), *nothing[1:]]
+        no_runs[0], no_runs[2] = net.embedding.address, numbers[net.embedding.kind.name]
         norm = next_norm(net, stage)
     elif isinstance(does, Project):
         bias = layer.qkv_bias
     elif isinstance(does, Attend):
         seen = layer.window - 1 if layer.window else ALL_POSITIONS
-        no_runs = [(layer.keys, layer.rows, seen if layer.rows else 0), (layer.values, 0, 0), (layer.key_scales, 0, 0)]
+        no_runs = [layer.keys, layer.rows, seen if layer.rows else 0, layer.values, 0, 0, layer.key_scales, 0, 0]
         extra, norm, bias = layer.value_scales, layer.vector(does.query_norm), layer.vector(does.key_norm)
     elif isinstance(does, Add) and stage.op is not Op.APART:
         norm, bias = next_norm(net, stage), layer.vector(does.norm.spec if does.norm else None)
-    rows: list[tuple[Any, ...]] = []
     for ins in stage.instructions:
         op, number, _, _, waits, own, output, head, split = ins
         if op is Op.NOTHING:
-            rows.append((op, 0, number, *(0,) * 9, nothing, *(0,) * 5))
+            yield WORD.pack(op, 0, number, *NO_OPERANDS)
             continue
         source = wait = writers = target = first = count = columns = wait2 = wait3 = 0
         if waits:
@@ -933,11 +935,10 @@ def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[st
         runs = no_runs
         if own:
             columns = own[0].matrix.columns
-            made = []
-            for matrix, begin, segments in own:
+            runs = no_runs.copy()
+            for run, (matrix, begin, segments) in enumerate(own):
                 address, size, kind = known[id(matrix)]
-                made.append((address + begin * size, segments, kind))
-            runs = [*made, *no_runs[len(made) :]]
+                runs[3 * run : 3 * run + 3] = address + begin * size, segments, kind
         elif op is Op.EMBED:
             columns = net.config.dim
         elif isinstance(does, Attend):
@@ -951,11 +952,10 @@ def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[st
             first, count = run_rows(ins)
             count = min(count, own[0].matrix.rows - first)
         flags = reads | HANDS_ON * (output is not None)
-        rows.append(
-            (op, flags, number, columns, source, wait, writers, target, first, count, head, split,
-             runs, norm, bias, extra, wait2, wait3)
+        yield WORD.pack(
+            op, flags, number, columns, source, wait, writers, target, first, count, head, split,
+            *runs, norm, bias, extra, wait2, wait3,
         )  # fmt: skip
-    return rows
 
 
 def next_norm(net: Network, stage: Stage) -> int:
