@@ -366,8 +366,8 @@ def overhead(rows: Sequence[Row], model: str, clients: int) -> list[float]:
 
 
 def scaled(load: Load) -> Iterator[Row]:
-    """Rounds of one GPU and of two in turn, each of a server that has just started."""
-    for clients, number, replicas in product(load.clients, range(load.rounds), (1, REPLICAS)):
+    """Rounds of two GPUs, which may be refused, and of one in turn, each of a server that has just started."""
+    for clients, number, replicas in product(load.clients, range(load.rounds), (REPLICAS, 1)):
         with ours(load, replicas=replicas) as server:
             yield from _rounds(load, f"{OURS} x{replicas}", server, [clients], range(number, number + 1))
 

@@ -100,9 +100,9 @@ def test_two_gpus_are_measured_against_one_round_by_round(load: serve.Load, monk
     monkeypatch.setattr(serve, "drive", drive)
     rows = list(serve.scaled(replace(load, rounds=2)))
     assert [(row.server, row.round) for row in rows] == [
-        (f"tegrad x{at}", number) for number in (0, 1) for at in (1, 2)
+        (f"tegrad x{at}", number) for number in (0, 1) for at in (2, 1)
     ]
-    assert [url for url, _ in asked[1::2]] == ["1", "2", "1", "2"]
+    assert [url for url, _ in asked[1::2]] == ["2", "1", "2", "1"]
     assert asked[1][1] == asked[3][1] != asked[5][1] == asked[7][1]  # the same requests for both, others a round later
     assert serve.scaling(rows) == pytest.approx([1.9, 1.9])
     assert serve.scaling_record(load, rows) is None
@@ -110,6 +110,20 @@ def test_two_gpus_are_measured_against_one_round_by_round(load: serve.Load, monk
     record = serve.scaling_record(replace(load, model=target.model, clients=(target.amount,)), rows)
     assert record is not None
     assert (record.id, record.unit, record.ours.samples) == (serve.SCALING, "of one", pytest.approx([1.9, 1.9]))
+
+
+def test_two_gpus_that_cannot_be_had_are_refused_before_one_is_measured(
+    load: serve.Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def ours(load: serve.Load, *, replicas: int) -> Iterator[serve.Server]:
+        assert replicas == serve.REPLICAS
+        raise RecordError("replicas need Ray Serve")
+        yield
+
+    monkeypatch.setattr(serve, "ours", ours)
+    with pytest.raises(RecordError, match="need Ray Serve"):
+        next(serve.scaled(load))
 
 
 def row(server: str, command: str, number: int = 0, **values: float) -> serve.Row:
