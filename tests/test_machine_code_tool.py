@@ -55,3 +55,14 @@ def test_what_changed_is_told_by_its_place(key: str) -> None:
     ]  # fmt: skip
     renamed = {**before, "name": "product"}
     assert not [*machine_code.differences({"orin decode": [before]}, {"orin decode": [renamed]})]
+
+
+def test_a_plan_that_there_is_not_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It found no kernels, all of which were what they were."""
+    monkeypatch.setattr(sys, "argv", ["machine_code.py", "--plan", "one"])
+    with pytest.raises(SystemExit) as ended:
+        machine_code.main()
+    assert ended.value.code == 2
+    assert "invalid choice: 'one'" in capsys.readouterr().err

@@ -113,7 +113,8 @@ def main() -> int:
     """Compile, and write or compare."""
     parser = argparse.ArgumentParser(prog="python tools/machine_code.py", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("models", nargs="*", default=MODELS, help="such as 1b-q6k; all of the set, unless given")
-    parser.add_argument("--plan", help="such as draw; all, unless given")
+    known_plans = sorted({plan for chip in CHOSEN for plan in plans.plans_of(CHIPS[chip].arch)})
+    parser.add_argument("--plan", choices=known_plans, help="all, unless given")
     parser.add_argument("--write", action="store_true", help=f"keep the rows in results/{RESULT.name}")
     given = parser.parse_args()
     found = gathered(tuple(given.models), given.plan)
