@@ -845,7 +845,7 @@ runs[0] is the embedding. norm: the norm that follows the written stream; JOIN: 
 """
 
 WORD: Final = Struct(f"<12I{'QII' * RUNS}3Q2I")
-"""One of WORDS: packed by itself it takes half the time that numpy takes for a tuple."""
+"""One of WORDS, packed by itself: numpy is slower at making them of tuples."""
 NO_OPERANDS: Final = (0,) * (9 + 3 * RUNS + 5)
 """All that follows the stage."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from tegrad.llm.formats import F16, Q4_K, Q6_K, Q8_0
 from tegrad.llm.interpreter import Interpreter, Travelling
 from tegrad.llm.network import Attend, Spec
 from tegrad.llm.schedule import (
+    NO_OPERANDS,
+    WORD,
     WORDS,
     Instruction,
     Layer,
@@ -354,6 +357,14 @@ def test_fewer_sms_than_kv_heads_take_the_plan_of_many_launches() -> None:
     with pytest.raises(UnsupportedModelError, match="8 KV heads need as many CTAs, there are 4"):
         build(network(LLAMA_1B, layers=1), 4)
     validate(build(network((512, 1024, 8, 4, 64, 1, 1024)), 4))
+
+
+def test_a_word_that_is_packed_by_itself_has_every_field_in_its_place() -> None:
+    numbers = list(range(1, 4 + len(NO_OPERANDS)))
+    (word,) = np.frombuffer(WORD.pack(*numbers), WORDS)
+    fields = [word[name].tolist() for name in WORDS.names or ()]
+    flat = chain.from_iterable(chain.from_iterable(field) if isinstance(field, list) else (field,) for field in fields)
+    assert list(flat) == numbers
 
 
 def test_a_whole_model_is_proved_and_its_encoding_is_what_was_built() -> None:
