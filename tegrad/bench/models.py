@@ -33,7 +33,7 @@ from tegrad.llm.network import Spec
 
 TYPE: TypeAlias = GGMLQuantizationType
 Array: TypeAlias = NDArray[Any]
-Value: TypeAlias = int | float | str
+Value: TypeAlias = int | float | str | list[int]
 
 
 class ModelNameError(TegradError):
@@ -258,11 +258,53 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
             "attention.temperature_scale": 0.10000000149011612,
         },
     ),
+    "gemma-2b": ModelShape("gemma", 256000, 2048, 16384, 18, 8, 1, 256, 8192, 0, eps=1e-6, pieces="spm"),
+    "minicpm-2b": ModelShape(
+        "minicpm", 122753, 2304, 5760, 40, 36, 36, 64, 4096, 1, pieces="spm",
+        own={"embedding_scale": 12.0, "residual_scale": 0.22135943174362183, "logit_scale": 9.0},
+    ),
+    "internlm2.5-1.8b": ModelShape(
+        "internlm2", 92544, 2048, 8192, 24, 16, 8, 128, 32768, 1, tied=False, base=1e6, pieces="spm"
+    ),
+    "ernie4.5-0.3b": ModelShape(
+        "ernie4_5", 103424, 1024, 3072, 18, 16, 2, 128, 131072, 1, base=5e5, pieces="spm"
+    ),
+    "qwen2.5-vl-3b": ModelShape(
+        "qwen2vl", 151936, 2048, 11008, 36, 16, 2, 128, 128000, _QWEN, eps=1e-6, base=1e6, pieces="qwen2",
+        own={"rope.dimension_sections": [16, 24, 24, 0]},
+    ),
+    "qwen3-vl-2b": ModelShape(
+        "qwen3vl", 151936, 2048, 6144, 28, 16, 8, 128, 262144, _QWEN, eps=1e-6, base=5e6, pieces="qwen2",
+        own={"rope.dimension_sections": [24, 20, 20, 0]},
+    ),
+    "seed-oss-36b": ModelShape(
+        "seed_oss", 155136, 5120, 27648, 64, 80, 8, 128, 524288, 155000, tied=False, eps=1e-6, base=1e7,
+        pieces="seed-coder",
+    ),
+    "exaone3.5-2.4b": ModelShape(
+        "exaone", 102400, 2560, 7168, 30, 32, 8, 80, 32768, 102000, base=1e6, stretch=8, pieces="exaone"
+    ),
+    "exaone4-1.2b": ModelShape(
+        "exaone4", 102400, 2048, 4096, 30, 32, 8, 64, 65536, 102000, base=1e6, stretch=16, pieces="exaone4"
+    ),
+    "glm4-9b": ModelShape(
+        "glm4", 151552, 4096, 13696, 40, 32, 2, 128, 32768, 151329, tied=False, pieces="glm4",
+        own={"rope.dimension_count": 64},
+    ),
+    "glm4-9b-2024": ModelShape(
+        "chatglm", 151552, 4096, 13696, 40, 32, 2, 128, 131072, 151329, tied=False, eps=1.5625e-07, base=5e6,
+        pieces="chatglm-bpe", own={"rope.dimension_count": 64},
+    ),
+    "starcoder2-3b": ModelShape(
+        "starcoder2", 49152, 3072, 12288, 30, 24, 2, 128, 16384, 49000, base=999999.4375, pieces="starcoder",
+        own={"rope.dimension_count": 128, "rope.freq_base": 999999.4375},
+    ),
     "gpt2": ModelShape("gpt2", 50257, 768, 3072, 12, 12, 12, 64, 1024, 50256, pieces="gpt-2"),
 }
 # fmt: on
 """Llama 3.2 1B and 3B, Llama 3.1 8B, Mistral 7B v0.3, Qwen 2.5 and 3, Gemma 2 and 3 (text), Phi-4-mini, SmolLM3,
-Granite 3.1, OLMo 2, Ministral 3 (text) and GPT-2 124M: from their config.json."""
+Granite 3.1, OLMo 2, Ministral 3 (text), Gemma, MiniCPM, InternLM 2.5, ERNIE 4.5, Qwen 2.5 VL and 3 VL (text), Seed-OSS,
+EXAONE 3.5 and 4, GLM-4, StarCoder 2 and GPT-2 124M: from their config.json."""
 
 
 def short(kind: BlockType) -> str:
@@ -396,7 +438,7 @@ def _divisors(shape: ModelShape, pairs: int) -> Iterator[tuple[str, NDArray[np.f
     names = ARCHES[shape.arch].rope_divisors
     if shape.stretch is not None:
         yield names[0], llama3_divisors(pairs, shape.base, shape.stretch)
-    elif names == LONG_ROPE:
+    elif names == LONG_ROPE and "rope.scaling.original_context_length" in shape.own:
         yield from zip(names, (np.ones(pairs, np.float32), np.linspace(1, 32, pairs, dtype=np.float32)), strict=True)
 
 

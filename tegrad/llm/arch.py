@@ -74,6 +74,10 @@ class Windows:
     """Of the layers' rope, whose positions nothing scales; None: they rotate as the others do."""
     plain: bool = False
     """Their rope has the others' base, but nothing scales it, nor its cosines and sines."""
+    only: bool = False
+    """The others rotate nothing."""
+    layers: int | None = None
+    """A model of so many layers has windows, and no other; None: all have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,8 @@ class Arch:
     """Of what the feed-forward adds."""
     values: tuple[str, ...] = ()
     """Of `_REFUSED`, those that the family's files may have."""
+    needs: tuple[str, ...] = ()
+    """Of `SCALES`, those without which a file is incomplete."""
     scaled_embedding: bool = False
     """Rows of the embedding are multiplied by the root of their size."""
     windows: Windows | None = None
@@ -234,6 +240,18 @@ GEMMA3: Final = replace(
 )
 """Gemma 3's text models, of which the one with 62 layers has 27 billion weights."""
 
+GEMMA: Final = replace(
+    GEMMA3,
+    name="gemma",
+    query_norm=None,
+    key_norm=None,
+    attn_post_norm=None,
+    ffn_post_norm=None,
+    windows=None,
+    dim_scaled=None,
+    logit_cap=None,
+)
+
 GEMMA2: Final = replace(
     GEMMA3,
     name="gemma2",
@@ -267,25 +285,58 @@ QWEN3: Final = replace(
     key_norm=Spec("attn_k_norm", ("head",)),
 )
 
+SECTIONS: Final = "rope.dimension_sections"
+"""How many pairs of a head rotate by an image's rows, columns and time: for text all three are the position."""
+QWEN2_VL: Final = replace(QWEN2, name="qwen2vl", values=(SECTIONS,))
+"""The text models of Qwen2-VL and Qwen2.5-VL."""
+QWEN3_VL: Final = replace(QWEN3, name="qwen3vl", values=(SECTIONS,))
+
+SEED_OSS: Final = replace(QWEN2, name="seed_oss", ffn_norm=Spec("post_attention_norm", ("dim",)))
+
+EXAONE: Final = replace(QWEN2, name="exaone", qkv=LLAMA.qkv, rope_divisors=FREQUENCIES)
+"""EXAONE 3 and 3.5."""
+
+EXAONE4: Final = replace(
+    EXAONE,
+    name="exaone4",
+    attn_norm=None,
+    query_norm=QWEN3.query_norm,
+    key_norm=QWEN3.key_norm,
+    attn_post_norm=OLMO2.attn_post_norm,
+    ffn_norm=None,
+    ffn_post_norm=OLMO2.ffn_post_norm,
+    windows=Windows(4, 4096, only=True, layers=64),
+)
+"""EXAONE 4, of which the one with 32 billion weights has windows."""
+
+MINICPM: Final = replace(LLAMA, name="minicpm", values=SCALES[1:], needs=SCALES[1:], rope_divisors=LONG_ROPE)
+"""MiniCPM, but 3. Files of old converters lack its scales."""
+
 GRANITE: Final = replace(LLAMA, name="granite", values=SCALES, turned_by="rope.scaling.finetuned")
 """Granite 3, without experts."""
 
 MISTRAL3: Final = replace(LLAMA, name="mistral3", values=(TEMPERATURE, LOG_MULTIPLIER))
 """Ministral 3, and the text models of Mistral Small 3.1 and later."""
 
-SMOLLM3: Final = replace(
+INTERNLM2: Final = replace(
     LLAMA,
-    name="smollm3",
+    name="internlm2",
     attn_output=QWEN2.attn_output,
     gate=QWEN2.gate,
     up=QWEN2.up,
     down=QWEN2.down,
     rope_divisors=(),
-    unturned=4,
 )
+"""InternLM 2 and 2.5."""
+
+ERNIE4_5: Final = replace(INTERNLM2, name="ernie4_5")
+"""ERNIE 4.5, without experts."""
+
+SMOLLM3: Final = replace(INTERNLM2, name="smollm3", unturned=4)
 
 FUSED: Final = (Spec("attn_qkv", ("query+key+value", "dim"), "may"),)
 """Queries, keys and values in one tensor: phi3's, and those of any family where a converter was asked to."""
+FUSED_BIASED: Final = tuple(replace(spec, bias="must") for spec in FUSED)
 
 PHI3: Final = replace(
     QWEN2,
@@ -298,12 +349,27 @@ PHI3: Final = replace(
 )
 """Phi-3, Phi-3.5 and Phi-4."""
 
+GLM4: Final = replace(
+    PHI3,
+    name="glm4",
+    qkv=QWEN2.qkv,
+    attn_post_norm=OLMO2.attn_post_norm,
+    ffn_post_norm=OLMO2.ffn_post_norm,
+    rope="interleaved",
+    rope_divisors=(),
+    ignores_window=False,
+)
+"""GLM-4 and GLM-Z1 of April 2025."""
+
+CHATGLM: Final = replace(GLM4, name="chatglm", qkv=FUSED_BIASED, attn_post_norm=None, ffn_post_norm=None)
+"""ChatGLM 3 and GLM-4 of 2024."""
+
 GPT2: Final = Arch(
     name="gpt2",
     embedding=Spec("token_embd", ("vocab", "dim")),
     positions=Spec("position_embd", ("context", "dim")),
     attn_norm=Spec("attn_norm", ("dim",), "must"),
-    qkv=(Spec("attn_qkv", ("query+key+value", "dim"), "must"),),
+    qkv=FUSED_BIASED,
     attn_output=Spec("attn_output", ("dim", "mixed"), "must"),
     ffn_norm=Spec("ffn_norm", ("dim",), "must"),
     gate=None,
@@ -316,8 +382,14 @@ GPT2: Final = Arch(
     norm="layer",
 )
 
+STARCODER2: Final = replace(GPT2, name="starcoder2", positions=None, qkv=QWEN2.qkv, rope="halves")
+
 ARCHES: Final[Mapping[str, Arch]] = {
-    arch.name: arch for arch in (LLAMA, MISTRAL3, GRANITE, SMOLLM3, QWEN2, QWEN3, PHI3, OLMO2, GEMMA2, GEMMA3, GPT2)
+    arch.name: arch
+    for arch in (
+        *(LLAMA, MISTRAL3, MINICPM, GRANITE, SMOLLM3, INTERNLM2, ERNIE4_5, QWEN2, QWEN3, QWEN2_VL, QWEN3_VL, SEED_OSS),
+        *(EXAONE, EXAONE4, PHI3, GLM4, CHATGLM, OLMO2, GEMMA, GEMMA2, GEMMA3, GPT2, STARCODER2),
+    )
 }
 """By `general.architecture`."""
 
@@ -330,6 +402,7 @@ _REFUSED: Final[Mapping[str, str]] = {
     "attention.key_length_swa": "has keys of another size in layers within a window",
     "attention.value_length_swa": "has values of another size in layers within a window",
     "rope.dimension_count_swa": "rotates another part of heads in layers within a window",
+    SECTIONS: "rotates parts of heads by other positions",
     "attention.scale": "scales attention by a number of its own",
     TEMPERATURE: "scales attention by position",
     "attn_logit_softcapping": "caps attention scores",
@@ -535,7 +608,8 @@ class Config:
             raise file.corrupt(f"{name}.block_count = {layers}, at most {MOST_LAYERS} expected")
         rope = UNTURNED if arch.rope == "none" else _rope(get, arch, head_dim, context)
         caps = {key: get.number(f"{name}.{key}", cap, above=0.0 if cap else None) for key, cap in arch.caps.items()}
-        scales = {key: get.number(f"{name}.{key}", 0.0) or None for key in SCALES if key in arch.values}
+        usual = {key: None if key in arch.needs else 0.0 for key in SCALES if key in arch.values}
+        scales = {key: get.number(f"{name}.{key}", default) or None for key, default in usual.items()}
         residual = scales.get("residual_scale") or 1.0
         if not 1 / MOST_RESIDUAL_SCALE <= residual <= MOST_RESIDUAL_SCALE:
             raise file.corrupt(f"{name}.residual_scale = {residual:g}")
@@ -695,7 +769,7 @@ def _forms(get: _Reader, arch: Arch, rope: Rope, layers: int) -> tuple[LayerForm
 def _windowed(get: _Reader, name: str, windows: Windows, rope: Rope, layers: int) -> tuple[LayerForm, ...]:
     """Each layer's form in a family some of whose layers attend within a window."""
     window = _window(get, name) or windows.window
-    if window is None:
+    if window is None or layers != (windows.layers or layers):
         return ()
     key = f"{name}.attention.sliding_window_pattern"
     pattern = get.file.metadata.get(key, windows.period)
@@ -714,7 +788,8 @@ def _windowed(get: _Reader, name: str, windows: Windows, rope: Rope, layers: int
     inside = replace(rope, base=own) if windows.base is None else Rope(rope.dim, own, attention=rope.attention)
     if windows.plain:
         inside = Rope(rope.dim, own)
-    return tuple(LayerForm(inside, window) if local else LayerForm(rope) for local in within)
+    outside = LayerForm(UNTURNED if windows.only else rope)
+    return tuple(LayerForm(inside, window) if local else outside for local in within)
 
 
 def _rope(get: _Reader, arch: Arch, head_dim: int, context: int) -> Rope:

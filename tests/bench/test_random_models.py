@@ -31,10 +31,23 @@ PUBLISHED = {
     "granite3.1-2b": 2_533_531_648,
     "olmo2-1b": 1_484_916_736,
     "ministral3-3b": 3_429_006_336,
+    "gemma-2b": 2_506_172_416,
+    "minicpm-2b": 2_724_880_896,
+    "internlm2.5-1.8b": 1_889_110_016,
+    "ernie4.5-0.3b": 360_748_032,
+    "qwen2.5-vl-3b": 3_085_938_688,
+    "qwen3-vl-2b": 1_720_574_976,
+    "seed-oss-36b": 36_151_104_512,
+    "exaone3.5-2.4b": 2_405_327_360,
+    "exaone4-1.2b": 1_279_391_488,
+    "glm4-9b": 9_400_279_040,
+    "glm4-9b-2024": 9_399_951_360,
+    "starcoder2-3b": 3_030_371_328,
     "gpt2": 124_439_808,
 }
 """Parameters, as the models' own pages count them."""
 
+ROTATED = {"phi4-mini": 48, "glm4-9b": 32, "glm4-9b-2024": 32, "starcoder2-3b": 64}
 SMALL = {
     name: replace(
         shape,
@@ -47,7 +60,7 @@ SMALL = {
         vocab=600,
         specials=min(shape.specials, 590),
         context=256,
-        own={**shape.own, **({"rope.dimension_count": 48} if name == "phi4-mini" else {})},
+        own={**shape.own, **({"rope.dimension_count": ROTATED[name]} if name in ROTATED else {})},
     )
     for name, shape in models.SHAPES.items()
 }
@@ -82,6 +95,9 @@ def test_weights_have_the_deviation_that_keeps_a_products_size(kind: str) -> Non
         *(("1b", "q6k"), ("mistral-7b", "q4k"), ("qwen2.5-0.5b", "q8_0"), ("qwen3-0.6b", "q5k"), ("gpt2", "f16")),
         *(("1b", "q4km"), ("gemma3-1b", "q4km"), ("phi4-mini", "q4km"), ("smollm3-3b", "f32")),
         *(("gemma2-2b", "q4k"), ("granite3.1-2b", "q4k"), ("olmo2-1b", "q8_0"), ("ministral3-3b", "q4k")),
+        *(("gemma-2b", "q4k"), ("minicpm-2b", "q4_0"), ("internlm2.5-1.8b", "q4km"), ("ernie4.5-0.3b", "q8_0")),
+        *(("qwen2.5-vl-3b", "q4k"), ("qwen3-vl-2b", "q6k"), ("seed-oss-36b", "q5k"), ("exaone3.5-2.4b", "q4k")),
+        *(("exaone4-1.2b", "q4k"), ("glm4-9b", "q4km"), ("glm4-9b-2024", "q4k"), ("starcoder2-3b", "q8_0")),
     ],
 )
 def test_a_small_one_runs_in_llama_cpp_and_in_ours(

@@ -54,6 +54,23 @@ def test_what_lies_beside_models_is_named(tmp_path: Path, kind: str) -> None:
             Config.read(file)
 
 
+def test_a_minicpm_without_its_scales_is_incomplete(tmp_path: Path) -> None:
+    """llama.cpp divides such a file's logits by what they must be multiplied by."""
+    scales = {"minicpm.embedding_scale": 12.0, "minicpm.residual_scale": 0.2, "minicpm.logit_scale": 9.0}
+    for left_out in scales:
+        extra = {name: scale for name, scale in scales.items() if name != left_out}
+        path = write(tmp_path / "model.gguf", replace(SMALL, arch="minicpm", extra=extra), TYPE.F32)
+        with pytest.raises(GgufError, match=f"lacks the value '{left_out}'; it is incomplete, convert it again"):
+            read(path)
+
+
+def test_a_glm4_that_rotates_by_parts_of_images_is_refused(tmp_path: Path) -> None:
+    """llama.cpp then rotates other pairs of elements, for text too."""
+    extra = {"glm4.rope.dimension_sections": [4, 4, 8, 0]}
+    with pytest.raises(UnsupportedModelError, match=r"rotates parts of heads by other positions \(glm4.rope.dimension"):
+        read(write(tmp_path / "model.gguf", replace(SMALL, arch="glm4", extra=extra), TYPE.F32))
+
+
 def test_values_that_change_nothing_are_not(tmp_path: Path) -> None:
     extra = {"llama.attention.causal": True, "llama.expert_count": 0, "llama.logit_scale": 0.0, "general.type": "model"}
     assert read(write(tmp_path / "model.gguf", replace(SMALL, extra=extra), TYPE.F32)).rope.dim == 32
@@ -61,7 +78,7 @@ def test_values_that_change_nothing_are_not(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ARCHES)
 def test_a_tensor_that_the_family_does_not_use_is_refused(tmp_path: Path, name: str) -> None:
-    shape = replace(SMALL, arch=name)
+    shape = replace(SMALL, arch=name, extra={f"{name}.{scale}": 1.5 for scale in ARCHES[name].needs})
     odd = "blk.0.attn_sinks.weight" if ARCHES[name].rope_divisors else "rope_freqs.weight"
     path = write(tmp_path / "model.gguf", shape, TYPE.F32)
     assert read(path).arch is ARCHES[name]

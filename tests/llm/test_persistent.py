@@ -277,6 +277,11 @@ def test_every_stage_publishes_what_its_interpreter_does(operands: Operands, nam
         pytest.param(SHAPES["gemma2"], TYPE.Q6_K, {}, True, id="gemma2 Q6_K", marks=pytest.mark.long),
         pytest.param(SHAPES["olmo2"], TYPE.Q8_0, {}, False, id="olmo2 Q8_0"),
         pytest.param(SHAPES["olmo3"], TYPE.F16, {}, True, id="olmo3 F16", marks=pytest.mark.long),
+        pytest.param(SHAPES["glm4"], TYPE.Q8_0, {}, False, id="glm4 Q8_0"),
+        pytest.param(SHAPES["chatglm"], TYPE.Q4_0, {}, False, id="chatglm Q4_0", marks=pytest.mark.long),
+        pytest.param(SHAPES["gemma"], TYPE.Q4_K, {}, False, id="gemma Q4_K", marks=pytest.mark.long),
+        pytest.param(SHAPES["minicpm"], TYPE.Q8_0, {}, False, id="minicpm Q8_0", marks=pytest.mark.long),
+        pytest.param(SHAPES["exaone4"], TYPE.Q6_K, {}, False, id="exaone4 Q6_K", marks=pytest.mark.long),
     ],
 )
 def test_a_plan_of_the_engine_errs_as_little_as_the_many_kernels(

@@ -43,6 +43,12 @@ WIDE = Shape(dim=2048, ffn=4096, heads=16, kv_heads=4, layers=1)
         pytest.param(GEMMA, TYPE.Q4_K, {"ffn_down": TYPE.Q6_K, "token_embd": TYPE.Q8_0}, False, id="gemma3 Q4_K_M"),
         pytest.param(SHAPES["gemma2"], TYPE.Q6_K, {}, True, id="gemma2 Q6_K", marks=pytest.mark.long),
         pytest.param(SHAPES["granite"], TYPE.Q8_0, {}, False, id="granite Q8_0", marks=pytest.mark.long),
+        pytest.param(SHAPES["glm4"], TYPE.Q8_0, {}, False, id="glm4 Q8_0"),
+        pytest.param(SHAPES["chatglm"], TYPE.Q4_0, {}, False, id="chatglm Q4_0", marks=pytest.mark.long),
+        pytest.param(SHAPES["gemma"], TYPE.Q4_K, {}, False, id="gemma Q4_K", marks=pytest.mark.long),
+        pytest.param(SHAPES["minicpm"], TYPE.Q8_0, {}, False, id="minicpm Q8_0", marks=pytest.mark.long),
+        pytest.param(SHAPES["exaone4"], TYPE.Q6_K, {}, False, id="exaone4 Q6_K", marks=pytest.mark.long),
+        pytest.param(SHAPES["seed_oss"], TYPE.Q5_0, {}, False, id="seed_oss Q5_0", marks=pytest.mark.long),
     ],
 )
 def test_steps_of_a_packed_model_err_less_than_llama_cpps(
@@ -62,6 +68,7 @@ def test_steps_of_a_packed_model_err_less_than_llama_cpps(
     ("shape", "kind"),
     [
         pytest.param(SHAPES["gpt2"], TYPE.F16, id="gpt2 F16"),
+        pytest.param(SHAPES["starcoder2"], TYPE.F16, id="starcoder2 F16", marks=pytest.mark.long),
         pytest.param(SHAPES["mistral3"], TYPE.F16, id="mistral3 F16", marks=pytest.mark.long),
         pytest.param(SHAPES["olmo2"], TYPE.F16, id="olmo2 F16", marks=pytest.mark.long),
         pytest.param(SHAPES["gemma2"], TYPE.F16, id="gemma2 F16"),

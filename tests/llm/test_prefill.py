@@ -255,6 +255,12 @@ OTHERS = {
     "gemma2 Q6_K, cache q8_0": (tiny_llama.SHAPES["gemma2"], TYPE.Q6_K, True),
     "granite Q8_0": (replace(tiny_llama.SHAPES["granite"], bias=False), TYPE.Q8_0, False),
     "gpt2 F16": (tiny_llama.SHAPES["gpt2"], TYPE.F16, False),
+    "starcoder2 F16": (tiny_llama.SHAPES["starcoder2"], TYPE.F16, False),
+    "glm4 Q8_0": (tiny_llama.SHAPES["glm4"], TYPE.Q8_0, False),
+    "chatglm Q4_0": (tiny_llama.SHAPES["chatglm"], TYPE.Q4_0, False),
+    "gemma Q8_0": (tiny_llama.SHAPES["gemma"], TYPE.Q8_0, False),
+    "minicpm Q8_0": (tiny_llama.SHAPES["minicpm"], TYPE.Q8_0, False),
+    "exaone4 Q8_0": (tiny_llama.SHAPES["exaone4"], TYPE.Q8_0, False),
     "llama Q5_K, biases": (tiny_llama.SHAPES["grouped"], TYPE.Q5_K, False),
 }
 

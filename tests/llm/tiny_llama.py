@@ -157,9 +157,56 @@ SHAPES = {
         },
     ),
     "gpt2": Shape(arch="gpt2", eps=LARGE_EPS, ffn=1024, kv_heads=4, vocab=311, tied=True),
+    "gemma": Shape(arch="gemma", eps=LARGE_EPS, kv_heads=1, head_dim=128, vocab=341, tied=True),
+    "minicpm": Shape(
+        arch="minicpm",
+        eps=LARGE_EPS,
+        vocab=343,
+        long_rope=True,
+        tied=True,
+        extra={
+            "minicpm.embedding_scale": 3.0,
+            "minicpm.residual_scale": 0.4,
+            "minicpm.logit_scale": 2.5,
+            "minicpm.rope.scaling.type": "longrope",
+            "minicpm.rope.scaling.attn_factor": 1.19,
+            "minicpm.rope.scaling.original_context_length": 256,
+        },
+    ),
+    "internlm2": Shape(arch="internlm2", eps=LARGE_EPS, vocab=347, extra={"internlm2.rope.freq_base": 1e6}),
+    "ernie4_5": Shape(arch="ernie4_5", eps=LARGE_EPS, vocab=349, head_dim=128, tied=True),
+    "qwen2vl": Shape(  # of which llama.cpp reads no epsilon
+        arch="qwen2vl", eps=1e-6, vocab=351, extra={"qwen2vl.rope.dimension_sections": [8, 12, 12, 0]}
+    ),
+    "qwen3vl": Shape(
+        arch="qwen3vl",
+        eps=LARGE_EPS,
+        head_dim=128,
+        vocab=353,
+        tied=True,
+        extra={"qwen3vl.rope.dimension_sections": [24, 20, 20, 0], "qwen3vl.rope.freq_base": 5e6},
+    ),
+    "seed_oss": Shape(arch="seed_oss", eps=LARGE_EPS, heads=4, head_dim=96, vocab=355),
+    "exaone": Shape(arch="exaone", eps=LARGE_EPS, vocab=357, rope_freqs=True, tied=True),
+    "exaone4": Shape(arch="exaone4", eps=LARGE_EPS, vocab=359, rope_freqs=True, tied=True),
+    "exaone4 of 64 layers": Shape(
+        arch="exaone4",
+        dim=64,
+        ffn=64,
+        heads=2,
+        kv_heads=1,
+        layers=64,
+        vocab=301,
+        extra={"exaone4.attention.sliding_window": 9, "exaone4.rope.freq_base": 1e6},
+    ),
+    "glm4": Shape(arch="glm4", eps=LARGE_EPS, kv_heads=1, vocab=361, rotated=32),
+    "chatglm": Shape(arch="chatglm", eps=LARGE_EPS, vocab=363, rotated=32),
+    "starcoder2": Shape(arch="starcoder2", eps=LARGE_EPS, vocab=367, tied=True),
     "gpt2 untied": Shape(arch="gpt2", eps=LARGE_EPS, ffn=1024, kv_heads=4, vocab=313),
 }
 """Odd sizes, every family and every optional part of one."""
+HEAD_NORMS = ("qwen3", "qwen3vl", "gemma3", "exaone4")
+"""Families that normalize each head's query and key."""
 MIXED = {"attn_v": TYPE.Q6_K, "ffn_down": TYPE.Q6_K}
 """What a Q4_K_M file has in other formats: q, k and v are no longer one matrix."""
 
@@ -195,9 +242,10 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
             tensors[f"rope_factors_{length}.weight"] = rng.uniform(1, 8, shape.turned // 2).astype(np.float32)
     if shape.odd:
         tensors[shape.odd] = vector(shape.dim, 0)
-    gpt2 = shape.arch == "gpt2"
-    llama = (*["attn"] * shape.bias, *["ffn_gate"] * shape.gate_bias)
-    biased = {"llama": llama, "granite": llama, "qwen2": ("attn_q", "attn_k", "attn_v"), "gpt2": ("",)}
+    gpt2 = shape.arch in ("gpt2", "starcoder2")
+    llama, qkv = (*["attn"] * shape.bias, *["ffn_gate"] * shape.gate_bias), ("attn_q", "attn_k", "attn_v")
+    biased = {"llama": llama, "granite": llama, "gpt2": ("",), "starcoder2": ("",)}
+    biased |= dict.fromkeys(("qwen2", "qwen2vl", "seed_oss", "glm4", "chatglm"), qkv)
     for at in range(shape.layers):
         sizes = {
             "attn_q": (query, shape.dim, 2.0), "attn_k": (key, shape.dim, 2.0), "attn_v": (key, shape.dim, 1.0),
@@ -205,26 +253,29 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
             "ffn_up": (shape.ffn, shape.dim, 1.0), "ffn_down": (shape.dim, shape.ffn, 1.0),
         }  # fmt: skip
         matrices = {name: matrix(*size) for name, size in sizes.items()}
+        if shape.arch in ("gpt2", "phi3", "chatglm"):
+            matrices["attn_qkv"] = np.concatenate([matrices.pop(f"attn_{part}") for part in "qkv"])
         if gpt2:
-            matrices["attn_qkv"] = np.concatenate([matrices.pop(f"attn_{part}") for part in "qkv"])
             del matrices["ffn_gate"]
-        if shape.arch == "phi3":
-            matrices["attn_qkv"] = np.concatenate([matrices.pop(f"attn_{part}") for part in "qkv"])
+        if shape.arch in ("phi3", "glm4", "chatglm"):
             matrices["ffn_up"] = np.concatenate([matrices.pop("ffn_gate"), matrices["ffn_up"]])
         for name, array in matrices.items():
             tensors[f"blk.{at}.{name}.weight"] = array
             if name.startswith(biased.get(shape.arch, ())):
                 tensors[f"blk.{at}.{name}.bias"] = vector(len(array), 0)
-        for name in ("attn_norm", "ffn_norm") if shape.arch != "olmo2" else ():
+        before = ("attn_norm", "post_attention_norm" if shape.arch == "seed_oss" else "ffn_norm")
+        for name in before if shape.arch not in ("olmo2", "exaone4") else ():
             tensors[f"blk.{at}.{name}.weight"] = vector(shape.dim, 1)
-        for name in ("post_attention_norm", "post_ffw_norm") if shape.arch.startswith(("gemma", "olmo")) else ():
+        after = shape.arch in ("gemma2", "gemma3", "olmo2", "exaone4", "glm4")
+        for name in ("post_attention_norm", "post_ffw_norm") if after else ():
             tensors[f"blk.{at}.{name}.weight"] = vector(shape.dim, 1)
         for name, size in (("attn_q_norm", query), ("attn_k_norm", key)) if shape.arch == "olmo2" else ():
             tensors[f"blk.{at}.{name}.weight"] = vector(size, 1.5)
-        for name in ("attn_q_norm", "attn_k_norm") if shape.arch in ("qwen3", "gemma3") else ():
+        for name in ("attn_q_norm", "attn_k_norm") if shape.arch in HEAD_NORMS else ():
             tensors[f"blk.{at}.{name}.weight"] = vector(shape.width, 1.5)
-    if gpt2:
+    if shape.arch == "gpt2":
         tensors["position_embd.weight"] = matrix(shape.context, shape.dim, 8.0)
+    if gpt2:
         for name in [
             "output_norm",
             *(f"blk.{at}.{part}_norm" for at in range(shape.layers) for part in ("attn", "ffn")),
@@ -269,10 +320,11 @@ def write(
     writer.add_feed_forward_length(shape.ffn)
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
-    if shape.arch == "gpt2":
+    if shape.arch in ("gpt2", "starcoder2"):
         writer.add_layer_norm_eps(shape.eps)
     else:
         writer.add_layer_norm_rms_eps(shape.eps)
+    if shape.arch != "gpt2":
         writer.add_rope_dimension_count(shape.turned)
     if shape.head_dim:
         writer.add_key_length(shape.head_dim)
