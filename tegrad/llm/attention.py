@@ -16,7 +16,7 @@ from tegrad.llm.arch import Config
 from tegrad.llm.cache import LayerCache, pool_macros
 from tegrad.llm.chips import WARPS, kernels_of
 from tegrad.llm.errors import UnsupportedModelError
-from tegrad.llm.macros import QK_NORMS, ROPES, number
+from tegrad.llm.macros import QK_NORMS, ROPES, group_counts, number
 from tegrad.llm.network import Attend
 from tegrad.llm.programs import Programs, load_kernel
 from tegrad.llm.rope import Temperature
@@ -122,10 +122,10 @@ class Attention:
     def __post_init__(self) -> None:
         if self.rope not in ROPES or self.cache not in CACHES:
             raise UnsupportedModelError(f"no attention kernel for rope {self.rope!r} with a cache of {self.cache!r}")
-        if self.heads % self.kv_heads or self.heads // self.kv_heads > 8 or self.head_dim % 16 or self.head_dim > 256:
+        if self.heads % self.kv_heads or self.head_dim % 16 or self.head_dim > 256:
             raise UnsupportedModelError(
                 f"no attention kernel for {self.heads} heads on {self.kv_heads} key heads of {self.head_dim}: "
-                "groups up to 8 and heads of up to 256 elements, a multiple of 16, are run"
+                "whole groups of heads of up to 256 elements, a multiple of 16, are run"
             )
         if self.cache == "q8_0" and self.head_dim % 32:
             raise UnsupportedModelError(
@@ -135,10 +135,10 @@ class Attention:
     @property
     def head_groups(self) -> int:
         """CTAs that share a KV head's query heads: fewer registers each, but keys and values are read again."""
-        most = MOST_GROUP_READS // self.positions if kernels_of(self.arch).overlaps and not self.whole_norm else 1
-        queries = self.heads // self.kv_heads
-        found = max(at for at in range(1, queries + 1) if queries % at == 0 and at <= max(1, most))
-        return (self.tuning or {}).get("HEAD_GROUPS", found if self.sequences == 1 else 1)
+        many = self.sequences == 1 and kernels_of(self.arch).overlaps and not self.whole_norm
+        most = MOST_GROUP_READS // self.positions if many else 1
+        fewest, *more = group_counts(self.heads // self.kv_heads)
+        return (self.tuning or {}).get("HEAD_GROUPS", max((at for at in more if at <= most), default=fewest))
 
     @property
     def kv_groups(self) -> int:

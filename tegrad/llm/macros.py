@@ -15,6 +15,14 @@ ROPES: Final[Mapping[str, int]] = {"none": 0, "interleaved": 1, "halves": 2}
 QK_NORMS: Final[Mapping[str, int]] = {"none": 0, "head": 1, "whole": 2}
 """By `network.Attend.norms`."""
 
+MOST_GROUP: Final = 8
+"""Query heads of one KV head that a CTA attends for at most: it holds their queries and sums in registers."""
+
+
+def group_counts(heads: int) -> tuple[int, ...]:
+    """Into how many groups, each of another CTA, a KV head's query heads can be cut; the fewest first."""
+    return tuple(at for at in range(1, heads + 1) if heads % at == 0 and heads // at <= MOST_GROUP)
+
 
 def number(value: float) -> str:
     """A float32 constant."""

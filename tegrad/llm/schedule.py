@@ -30,6 +30,7 @@ from tegrad.errors import TegradError
 from tegrad.llm.arch import Config
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import LANE_WEIGHTS, PLAIN, SEGMENT, BlockType
+from tegrad.llm.macros import group_counts
 from tegrad.llm.network import Add, Attend, Gate, Logits, Project, Spec
 from tegrad.llm.network import Network as Operations
 from tegrad.llm.network import Op as Operation
@@ -545,8 +546,8 @@ def _plain(*matrices: Matrix) -> bool:
 def build(network: Network, ctas: int, splits: int | None = None, head_groups: int = 1) -> Program:
     """The program of a step for so many CTAs; UnsupportedModelError where the kernel cannot run the network.
 
-    Attention is cut into `head_groups` of each KV head's query heads and `splits` of the positions, at most; into
-    as many as there are CTAs for unless given.
+    Attention is cut into `head_groups` of each KV head's query heads, or the fewest that can be, and `splits` of the
+    positions, at most; into as many as there are CTAs for unless given.
     """
     config = network.config
     for matrix in network.matrices():
@@ -557,10 +558,10 @@ def build(network: Network, ctas: int, splits: int | None = None, head_groups: i
             raise UnsupportedModelError(f"{gate.name} and {up.name} are packed differently")
     if config.dim % 16 or config.ffn % 16 or config.head_dim % 16:
         raise UnsupportedModelError("the persistent step takes sizes that are multiples of 16")
-    if ctas < config.kv_heads:
-        raise UnsupportedModelError(f"{config.kv_heads} KV heads need as many CTAs, there are {ctas}")
-    groups = range(1, head_groups + 1)
-    head_groups = max(at for at in groups if config.group % at == 0 and config.kv_heads * at <= ctas)
+    fewest, *more = group_counts(config.group)
+    if ctas < config.kv_heads * fewest:
+        raise UnsupportedModelError(f"{config.kv_heads * fewest} groups of heads need as many CTAs, there are {ctas}")
+    head_groups = max((at for at in more if at <= head_groups and config.kv_heads * at <= ctas), default=fewest)
     room = ctas // (config.kv_heads * head_groups)
     made = _Builder(network, ctas, min(splits or room, room), head_groups)
     made.stream_rows(Op.EMBED)

@@ -88,7 +88,8 @@ class Case:
     def __post_init__(self) -> None:
         at, rng = self.at, np.random.default_rng(11)
         self.qkv = 1.5 * rng.standard_normal((at.sequences, at.heads + 2 * at.kv_heads, at.head_dim)).astype(np.float32)
-        self.norms = (0.5 + rng.random((2, at.head_dim))).astype(np.float32)
+        sizes = [at.head_dim * heads for heads in ((at.heads, at.kv_heads) if at.whole_norm else (1, 1))]
+        self.norms = [(0.5 + rng.random(size)).astype(np.float32) for size in sizes]
         pairs = at.head_dim // 2 if at.rope_pairs is None else at.rope_pairs
         angle = rng.random((at.turned or at.positions, max(pairs, 1))) * 6
         self.rope = np.stack([np.cos(angle), np.sin(angle)]).astype(np.float32)
@@ -99,7 +100,12 @@ class Case:
         at = self.at
         q, k, v = np.split(self.qkv[sequence].astype(np.float64), [at.heads, at.heads + at.kv_heads])
         if at.eps is not None:
-            q, k = rms_norm(q, self.norms[0], at.eps), rms_norm(k, self.norms[1], at.eps)
+            q, k = (
+                rms_norm(rows.reshape(-1, rows.size if at.whole_norm else at.head_dim), norm, at.eps).reshape(
+                    rows.shape
+                )
+                for rows, norm in zip((q, k), self.norms, strict=True)
+            )
         table = self.rope[:, position].astype(np.float64)
         return rotate(q, table, at.rope), rotate(k, table, at.rope), v
 

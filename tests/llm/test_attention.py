@@ -41,6 +41,7 @@ VARIANTS = {
     ),
     "group1": Attention(3, 3, 64, 1100, "none", sms=18, floats=True, tuning=few(2, ATTENTION_LOADS=2)),
     "group8": Attention(16, 2, 64, 1100, "halves", 16, sms=18, floats=True, tuning=few(2, ATTENTION_LOADS=2)),
+    "group16": Attention(16, 1, 64, 1100, sms=18, floats=True, tuning=few(2, ATTENTION_LOADS=2)),
     "window": Attention(
         4, 1, 256, 192, "halves", eps=0.5, sms=5, floats=True, sequences=2, tuning=few(2), turned=900,
         scoring=Scoring(window=100, scale=0.1),
@@ -62,6 +63,10 @@ MORE = {
     "head256": Attention(4, 2, 256, 1100, sms=18, floats=True, sequences=2, tuning=few(2)),
     "group8": Attention(16, 2, 64, 1100, sms=18, floats=True),
     "group8-q8_0": Attention(16, 2, 64, 1100, cache="q8_0", sms=18, floats=True),
+    "group9-q8_0": Attention(18, 2, 64, 1100, cache="q8_0", sms=18, floats=True, sequences=2),
+    "group11": Attention(22, 2, 32, 1100, sms=44, floats=True),
+    "group16, blocks": Attention(32, 2, 64, 320, sms=18, floats=True, sequences=2, tuning=few(2), blocks=5),
+    "group16, whole norms": Attention(32, 2, 64, 1100, eps=0.5, whole_norm=True, sms=18, floats=True, sequences=2),
     "twelve-warps": Attention(8, 2, 64, 1100, sms=8, arch="sm_90", floats=True),
     "halves": Attention(4, 2, 64, 1100, sms=18, quantized=False, halves=True, sequences=2, tuning=few(2)),
     "blocks of heads of 16": Attention(16, 8, 16, 320, sms=18, floats=True, tuning=few(2), blocks=5),
@@ -160,6 +165,13 @@ def test_on_hopper_ctas_share_the_heads_of_a_short_cache() -> None:
     assert replace(short, arch="sm_87").head_groups == replace(short, sequences=2).head_groups == 1
 
 
+def test_no_cta_has_more_than_eight_heads() -> None:
+    """What one holds of each is in registers."""
+    for heads, group in ((16, 8), (12, 6), (10, 5), (9, 3), (11, 1)):
+        for sequences, arch in ((1, "sm_87"), (3, "sm_87"), (3, "sm_90")):
+            assert Attention(2 * heads, 2, 64, 4096, sms=132, sequences=sequences, arch=arch).group == group
+
+
 def test_one_sequence_on_hopper_has_more_rows_in_flight_and_fewer_warps() -> None:
     one, two = (Attention(32, 8, 64, 512, sms=132, sequences=count, arch="sm_90") for count in (1, 2))
     assert (one.warps, one.loads) == (8, 8)
@@ -183,7 +195,6 @@ def test_a_token_that_outweighs_all_before_it(opened: Any, operands: Operands) -
         {"rope": "spiral"},
         {"cache": "q4_0"},
         {"heads": 7},
-        {"heads": 18},
         {"head_dim": 72},
         {"head_dim": 512},
         {"head_dim": 80, "cache": "q8_0"},

@@ -44,6 +44,7 @@ WIDE = Shape(dim=2048, ffn=4096, heads=16, kv_heads=4, layers=1)
         pytest.param(SHAPES["gemma2"], TYPE.Q6_K, {}, True, id="gemma2 Q6_K", marks=pytest.mark.long),
         pytest.param(SHAPES["granite"], TYPE.Q8_0, {}, False, id="granite Q8_0", marks=pytest.mark.long),
         pytest.param(SHAPES["glm4"], TYPE.Q8_0, {}, False, id="glm4 Q8_0"),
+        pytest.param(SHAPES["sixteen to a group"], TYPE.Q4_K, {}, True, id="Q4_K, group of 16", marks=pytest.mark.long),
         pytest.param(SHAPES["chatglm"], TYPE.Q4_0, {}, False, id="chatglm Q4_0", marks=pytest.mark.long),
         pytest.param(SHAPES["gemma"], TYPE.Q4_K, {}, False, id="gemma Q4_K", marks=pytest.mark.long),
         pytest.param(SHAPES["minicpm"], TYPE.Q8_0, {}, False, id="minicpm Q8_0", marks=pytest.mark.long),

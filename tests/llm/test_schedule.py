@@ -354,7 +354,7 @@ def test_any_number_of_sms_has_a_schedule_of_a_cta_each(sms: int) -> None:
 
 
 def test_fewer_sms_than_kv_heads_take_the_plan_of_many_launches() -> None:
-    with pytest.raises(UnsupportedModelError, match="8 KV heads need as many CTAs, there are 4"):
+    with pytest.raises(UnsupportedModelError, match="8 groups of heads need as many CTAs, there are 4"):
         build(network(LLAMA_1B, layers=1), 4)
     validate(build(network((512, 1024, 8, 4, 64, 1, 1024)), 4))
 
@@ -423,5 +423,5 @@ def test_rows_are_dealt_in_pairs_of_units_where_that_costs_nothing() -> None:
 def test_what_the_kernel_lacks_is_refused_by_name(change: dict[str, object], named: str) -> None:
     with pytest.raises(UnsupportedModelError, match=named):
         build(make(replace(Shape(), **change)).network, 6)
-    with pytest.raises(UnsupportedModelError, match="2 KV heads"):
+    with pytest.raises(UnsupportedModelError, match="2 groups of heads need as many CTAs, there are 1"):
         build(make(Shape()).network, 1)

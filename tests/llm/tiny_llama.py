@@ -72,6 +72,7 @@ SHAPES = {
     "odd": Shape(dim=96, ffn=160, heads=3, kv_heads=1, vocab=301, tied=True),
     "grouped": Shape(dim=768, ffn=256, heads=6, kv_heads=3, vocab=331, bias=True, rope_freqs=True, tied=True),
     "wide heads": Shape(heads=3, kv_heads=1, head_dim=256, vocab=301),
+    "sixteen to a group": Shape(heads=16, kv_heads=1, head_dim=32, vocab=309),
     "yarn": Shape(
         extra={
             "llama.rope.scaling.type": "yarn",

@@ -54,7 +54,7 @@ attention(const State *states, const float *qkv, const float *q_norm, const floa
 #endif
     split(shared, keys, values, blockIdx.x, position,
           mine + head * OUTPUTS, mine + (HEADS + cached) * HEAD_DIM, mine + (HEADS + KEY_HEADS + cached) * HEAD_DIM,
-          q_norm + (QK_NORM == 2 ? head * OUTPUTS : 0), k_norm + (QK_NORM == 2 ? head * HEAD_DIM : 0),
+          q_norm + (QK_NORM == 2 ? head * OUTPUTS : 0), k_norm + (QK_NORM == 2 ? cached * HEAD_DIM : 0),
           rope + (size_t)position * ROPE_PAIRS, (size_t)ROPE_POSITIONS * ROPE_PAIRS,
           workspace + (size_t)index * SPLITS * SPLIT_FLOATS, counters + index, out, threadIdx.x,
           [&] {

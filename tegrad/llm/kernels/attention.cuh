@@ -371,7 +371,7 @@ __device__ __forceinline__ void sum_squares(float (&squares)[2][ATTENTION_WARPS]
     for (int side = 0; side < 2; side++) {
         const float4 *from = (const float4 *)(side ? k : q);
         float sum = 0;
-        for (int i = thread; i < (side ? KV_HEADS : HEADS) * HEAD_DIM / 4; i += THREADS)
+        for (int i = thread; i < (side ? KEY_HEADS : HEADS) * HEAD_DIM / 4; i += THREADS)
             sum += from[i].x * from[i].x + from[i].y * from[i].y + from[i].z * from[i].z + from[i].w * from[i].w;
         sum = warp_sum(sum);
         if (thread % 32 == 0) squares[side][thread / 32] = sum;
