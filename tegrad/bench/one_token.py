@@ -163,10 +163,8 @@ class _Token:
     def named(self, step: Sequence[Launch]) -> list[tuple[str, int | None, Launch]]:
         """Role and layer of each launch of a step."""
         plan = cast(DecodePlan, self.engine.plan)
-        layers = [None, *(layer for layer, _ in self.engine.config.network.operations())]
-        rest = len(step) - len(plan.kinds)
-        kinds = [*plan.kinds, *("sample" for _ in range(rest))]
-        return list(zip(kinds, layers + [None] * (len(step) - len(layers)), step, strict=True))
+        sampled = [("sample", None, launch) for launch in step[len(plan.named) :]]
+        return [*plan.named, *sampled]
 
     def cached(self, role: str, layer: int | None) -> int:
         """Bytes of keys and values that attention of a layer reads at the depth."""

@@ -75,7 +75,7 @@ def measure_step(
         sampling = undo.enter_context(Sampling(device, model.config.vocab))
         chosen = sampling.launches(states, [Settings()], logits=plan.logits, best=plan.best, best_row=plan.best_row)
         launches = [*plan.launches, *chosen]
-        kinds = [*plan.kinds, *("sample" for _ in chosen)]
+        kinds = [*(named.kind for named in plan.named), *("sample" for _ in chosen)]
 
         def us(without: str = "") -> float:
             states.write(0, State(position=depth, limit=cache.positions, active=1))

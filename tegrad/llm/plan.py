@@ -5,6 +5,8 @@ logits. The residual stream is float32. The input of a packed matrix is int8 wit
 computes it, with the norm's weight in it; the norm's factor comes from partial sums of squares. Matrices of floats read
 float32 and norm it themselves.
 
+A layer norm before packed matrices is a launch of its own (kernels/layer_norm.cu), since it needs the mean first.
+
 Where a norm stands after a product, before it is added to the stream, whoever reads the stream next adds it: each CTA
 for itself (`Product.joins`), but before the logits, whose CTAs are many, by a launch of its own.
 """
@@ -36,6 +38,7 @@ from tegrad.nv.gpu import Buffer
 from tegrad.nv.replay import Launch
 
 JOIN_THREADS: Final = 512
+LAYER_NORM_THREADS: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,14 @@ class _Waiting(NamedTuple):
     ss_parts: int
 
 
+class Named(NamedTuple):
+    """A launch, what it is, and of which layer."""
+
+    kind: str
+    layer: int | None
+    launch: Launch
+
+
 class DecodePlan(Closing):
     """One decode step of the sequence in slot 0 of `states`, as launches. Close it when no step is in flight.
 
@@ -101,12 +112,6 @@ class DecodePlan(Closing):
             self._turns = turns or Turns(self._workspace, cache.positions, model.divisors)
             self._make()
 
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """What each launch is."""
-        join = ("join",) if self._network.last_add.norm is not None else ()
-        return ("embed", *(op.role for _, op in self._network.operations()), *join, "logits")
-
     def close(self) -> None:
         """Free the plan's buffers. Closing twice is harmless."""
         self._workspace.close()
@@ -118,6 +123,9 @@ class DecodePlan(Closing):
         if any(isinstance(op, Add) and op.norm is not None for op in self._network.blocks[0]):
             self._y = vector_in(workspace, config.dim)
             self._joined = vector_in(workspace, config.dim)  # in turns with x
+        self._by_mean = self._network.logits.norm.kind == "layer"
+        if self._by_mean:
+            self._normed = vector_in(workspace, config.dim)
         self._mixed = vector_in(workspace, config.size("mixed"))
         self._hidden = vector_in(workspace, config.ffn)
         self._qkv = workspace.take(4 * config.size("query+key+value"))
@@ -129,13 +137,21 @@ class DecodePlan(Closing):
         entries = -(-config.vocab // BEST_ROWS)
         self.best, self.best_row = workspace.take(4 * entries), workspace.take(4 * entries)
         self._make_attention()
-        embed, layers = self._embed(), [self._operation(at, op) for at, op in self._network.operations()]
-        self.launches: tuple[Launch, ...] = (embed, *layers, *self._logits())
+        self.named = [Named("embed", None, self._embed())]
+        """The launches with their names."""
+        for at, op in self._network.operations():
+            self.named += self._operation(at, op)
+        self.named += self._logits()
+        self.launches: tuple[Launch, ...] = tuple(named.launch for named in self.named)
 
     # --- what is read by what ---------------------------------------------------------------------------------------
 
     def _reads_q(self, matrices: Sequence[PackedMatrix]) -> bool:
         return any(matrix.kind not in PLAIN for matrix in matrices)
+
+    def _stream_q(self, readers: Sequence[PackedMatrix]) -> bool:
+        """Whether who writes the stream also quantizes it for those that read it."""
+        return self._reads_q(readers) and not self._by_mean
 
     def _reads_x(self, matrices: Sequence[PackedMatrix]) -> bool:
         return any(matrix.kind in PLAIN for matrix in matrices)
@@ -155,7 +171,7 @@ class DecodePlan(Closing):
 
     def _embed(self) -> Launch:
         matrices, norm = self._read_by(0, None)
-        wants_q, x = self._reads_q(matrices), self._x
+        wants_q, x = self._stream_q(matrices), self._x
         more, defines = [norm, x.q, x.s, x.ss] if wants_q else [], dict[str, int]()
         if wants_q:
             # Sums of as many rows as the down products make, so that the same kernel reads them in every layer.
@@ -170,22 +186,23 @@ class DecodePlan(Closing):
             **defines,
         )  # fmt: skip
 
-    def _operation(self, at: int, op: Op) -> Launch:
+    def _operation(self, at: int, op: Op) -> list[Named]:
         match op:
             case Project():
-                return self._product(at, op, self._x, self._qkv)
+                return self._product(at, op, self._qkv)
             case Attend():
-                return self._attention_launch(at, op)
+                return [Named(op.role, at, self._attention_launch(at, op))]
             case Gate():
                 return self._product(
-                    at, op, self._x, self._hidden, gated=op.gate is not None, activation=op.activation,
+                    at, op, self._hidden, gated=op.gate is not None, activation=op.activation,
                     readers=self._readers(at, op),
                 )  # fmt: skip
             case Add():
                 (matrix,), source = self.model.matrices_of(at, op), self._mixed if op.reads == "mixed" else self._hidden
                 if op.norm is not None:
-                    return self._set_apart(op.role, matrix, source, self.model.layers[at].vectors[op.norm.spec.name])
-                return self._add(op.role, matrix, source, *self._read_by(at, op))
+                    norm = self.model.layers[at].vectors[op.norm.spec.name]
+                    return [Named(op.role, at, self._set_apart(op.role, matrix, source, norm))]
+                return [Named(op.role, at, self._add(op.role, matrix, source, *self._read_by(at, op)))]
 
     def _norm(self, at: int, reader: Reader) -> _GivenNorm:
         """A reader's norm with its vectors, ones where there is no norm; the weight stands in for a bias that is not
@@ -199,7 +216,6 @@ class DecodePlan(Closing):
         self,
         at: int,
         reader: Reader,
-        source: Vector,
         target: Vector | Buffer,
         *,
         gated: bool = False,
@@ -207,9 +223,13 @@ class DecodePlan(Closing):
         readers: Sequence[PackedMatrix] | None = None,
         best: bool = False,
         cap: float | None = None,
-    ) -> Launch:
+    ) -> list[Named]:
         """A product of the normed residual stream; `readers` are the matrices that read what it writes."""
-        matrices, norm = self.model.matrices_of(at, reader), self._norm(at, reader)
+        matrices, norm, source = self.model.matrices_of(at, reader), self._norm(at, reader), self._x
+        layer, before = at if at < self.config.layers else None, list[Named]()
+        if norm.kind == "layer" and self._reads_q(matrices):
+            before.append(Named("norm", layer, self._layer_norm(matrices, norm)))
+            source, norm = self._normed, norm._replace(kind="none")
         waiting, self._waiting = self._waiting, None
         product = Product(
             _parts(matrices), matrices[0].columns, norm.kind, self.config.eps,
@@ -225,7 +245,17 @@ class DecodePlan(Closing):
             given |= {"out": target.x, "out_q": target.q, "out_s": target.s}
         else:
             given["out"] = target
-        return self._launch(reader.role, product, matrices, source, given)
+        return [*before, Named(reader.role, layer, self._launch(reader.role, product, matrices, source, given))]
+
+    def _layer_norm(self, readers: Sequence[PackedMatrix], norm: _GivenNorm) -> Launch:
+        """The residual stream as `readers` multiply it after this norm."""
+        normed, wants_x = self._normed, self._reads_x(readers)
+        buffers = (self._x.x, norm.weight, norm.bias, normed.q, normed.s, *((normed.x,) if wants_x else ()))
+        program = self._programs(
+            "layer_norm", buffers=len(buffers), K=self.config.dim, EPS=f"{self.config.eps!r}f",
+            THREADS=LAYER_NORM_THREADS, OUT_X=wants_x, OVERLAP=self._overlap,
+        )  # fmt: skip
+        return Launch(program, buffers, (1, 1, 1), (LAYER_NORM_THREADS, 1, 1))
 
     def _add(
         self, role: Role, matrix: PackedMatrix, source: Vector, readers: Sequence[PackedMatrix], norm: Buffer
@@ -261,7 +291,7 @@ class DecodePlan(Closing):
         return Launch(program, tuple(buffers), (1, 1, 1), (JOIN_THREADS, 1, 1))
 
     def _residual(self, matrix: PackedMatrix, readers: Sequence[PackedMatrix]) -> Product:
-        wants_q = self._reads_q(readers)
+        wants_q = self._stream_q(readers)
         return Product(
             _parts((matrix,)), matrix.columns, bias=_biased((matrix,)), residual=True, out_q=wants_q, out_norm=wants_q
         )
@@ -291,10 +321,11 @@ class DecodePlan(Closing):
         program = self._made[product, chosen]
         return Launch(program, chosen_buffers, (product.grid(chosen), 1, 1), (32 * chosen.warps, 1, 1))
 
-    def _logits(self) -> list[Launch]:
-        op, norm = self._network.logits, self._norm(self.config.layers, self._network.logits)
-        before = [] if self._waiting is None else [self._join(self._waiting, (self.model.output,), norm.weight)]
-        return [*before, self._product(self.config.layers, op, self._x, self.logits, best=True, cap=op.cap)]
+    def _logits(self) -> list[Named]:
+        op, norm, before = self._network.logits, self._norm(self.config.layers, self._network.logits), list[Named]()
+        if self._waiting is not None:
+            before.append(Named("join", None, self._join(self._waiting, (self.model.output,), norm.weight)))
+        return [*before, *self._product(self.config.layers, op, self.logits, best=True, cap=op.cap)]
 
     # --- attention --------------------------------------------------------------------------------------------------
 

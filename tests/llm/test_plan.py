@@ -50,6 +50,23 @@ WIDE = Shape(dim=2048, ffn=4096, heads=16, kv_heads=4, layers=1)
         pytest.param(SHAPES["minicpm"], TYPE.Q8_0, {}, False, id="minicpm Q8_0", marks=pytest.mark.long),
         pytest.param(SHAPES["exaone4"], TYPE.Q6_K, {}, False, id="exaone4 Q6_K", marks=pytest.mark.long),
         pytest.param(SHAPES["seed_oss"], TYPE.Q5_0, {}, False, id="seed_oss Q5_0", marks=pytest.mark.long),
+        pytest.param(SHAPES["starcoder2"], TYPE.Q4_K, {}, False, id="starcoder2 Q4_K"),
+        pytest.param(
+            SHAPES["gpt2"],
+            TYPE.Q5_0,
+            {"attn_qkv.weight": TYPE.F16, "ffn_up.weight": TYPE.F16},
+            False,
+            id="gpt2, only some packed",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            SHAPES["starcoder2"],
+            TYPE.Q8_0,
+            {"attn_q.weight": TYPE.F16},
+            True,
+            id="packed and not in one product",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_steps_of_a_packed_model_err_less_than_llama_cpps(

@@ -174,7 +174,7 @@ def test_layers_that_attend_alike_share_a_kernel(path: Path) -> None:
     device: Any = DryDevice(CHIPS["gh100"])
     made = plans.model(config(path), F16, device)
     plan = DecodePlan(made, States(device), KvCache(device, made.config, CONTEXT, ahead=CHUNK))
-    attention = [launch.program for launch, kind in zip(plan.launches, plan.kinds, strict=True) if kind == "attention"]
+    attention = [named.launch.program for named in plan.named if named.kind == "attention"]
     assert attention[0] is attention[1]
     assert attention[0] is not attention[2]
 
