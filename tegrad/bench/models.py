@@ -299,12 +299,17 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
         "starcoder2", 49152, 3072, 12288, 30, 24, 2, 128, 16384, 49000, base=999999.4375, pieces="starcoder",
         own={"rope.dimension_count": 128, "rope.freq_base": 999999.4375},
     ),
+    "nemotron-mini-4b": ModelShape(
+        "nemotron", 256000, 3072, 9216, 32, 24, 8, 128, 4096, 1, tied=False, pieces="spm",
+        own={"rope.dimension_count": 64, "rope.freq_base": 10000.0},
+    ),
+    "afm-4.5b": ModelShape("arcee", 128004, 2560, 18432, 36, 20, 4, 128, 65536, 128000, tied=False, base=1e4),
     "gpt2": ModelShape("gpt2", 50257, 768, 3072, 12, 12, 12, 64, 1024, 50256, pieces="gpt-2"),
 }
 # fmt: on
 """Llama 3.2 1B and 3B, Llama 3.1 8B, Mistral 7B v0.3, Qwen 2.5 and 3, Gemma 2 and 3 (text), Phi-4-mini, SmolLM3,
 Granite 3.1, OLMo 2, Ministral 3 (text), Gemma, MiniCPM, InternLM 2.5, ERNIE 4.5, Qwen 2.5 VL and 3 VL (text), Seed-OSS,
-EXAONE 3.5 and 4, GLM-4, StarCoder 2 and GPT-2 124M: from their config.json."""
+EXAONE 3.5 and 4, GLM-4, StarCoder 2, Nemotron-Mini, AFM and GPT-2 124M: from their config.json."""
 
 
 def short(kind: BlockType) -> str:

@@ -332,6 +332,9 @@ INTERNLM2: Final = replace(
 ERNIE4_5: Final = replace(INTERNLM2, name="ernie4_5")
 """ERNIE 4.5, without experts."""
 
+ARCEE: Final = replace(INTERNLM2, name="arcee", gate=None, activation="relu2", rope_divisors=FREQUENCIES)
+"""AFM."""
+
 SMOLLM3: Final = replace(INTERNLM2, name="smollm3", unturned=4)
 
 FUSED: Final = (Spec("attn_qkv", ("query+key+value", "dim"), "may"),)
@@ -384,11 +387,38 @@ GPT2: Final = Arch(
 
 STARCODER2: Final = replace(GPT2, name="starcoder2", positions=None, qkv=QWEN2.qkv, rope="halves")
 
+NEMOTRON: Final = replace(
+    GPT2,
+    name="nemotron",
+    positions=None,
+    qkv=LLAMA.qkv,
+    attn_output=LLAMA.attn_output,
+    up=LLAMA.up,
+    down=LLAMA.down,
+    rope="halves",
+    activation="relu2",
+)
+"""Nemotron-Mini, Minitron and Nemotron 4."""
+
 ARCHES: Final[Mapping[str, Arch]] = {
     arch.name: arch
     for arch in (
-        *(LLAMA, MISTRAL3, MINICPM, GRANITE, SMOLLM3, INTERNLM2, ERNIE4_5, QWEN2, QWEN3, QWEN2_VL, QWEN3_VL, SEED_OSS),
-        *(EXAONE, EXAONE4, PHI3, GLM4, CHATGLM, OLMO2, GEMMA, GEMMA2, GEMMA3, GPT2, STARCODER2),
+        *(
+            LLAMA,
+            MISTRAL3,
+            MINICPM,
+            GRANITE,
+            SMOLLM3,
+            INTERNLM2,
+            ERNIE4_5,
+            ARCEE,
+            QWEN2,
+            QWEN3,
+            QWEN2_VL,
+            QWEN3_VL,
+            SEED_OSS,
+        ),
+        *(EXAONE, EXAONE4, PHI3, GLM4, CHATGLM, OLMO2, GEMMA, GEMMA2, GEMMA3, GPT2, STARCODER2, NEMOTRON),
     )
 }
 """By `general.architecture`."""

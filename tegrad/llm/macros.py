@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias
 
 Norm: TypeAlias = Literal["none", "rms", "layer"]
-Activation: TypeAlias = Literal["none", "silu", "gelu", "cap"]
+Activation: TypeAlias = Literal["none", "silu", "gelu", "cap", "relu2"]
 
 NORMS: Final[Mapping[Norm, int]] = {"none": 0, "rms": 1, "layer": 2}
-ACTIVATIONS: Final[Mapping[Activation, int]] = {"none": 0, "silu": 1, "gelu": 2, "cap": 3}
+ACTIVATIONS: Final[Mapping[Activation, int]] = {"none": 0, "silu": 1, "gelu": 2, "cap": 3, "relu2": 4}
 """As in activation.cuh."""
 ROPES: Final[Mapping[str, int]] = {"none": 0, "interleaved": 1, "halves": 2}
 QK_NORMS: Final[Mapping[str, int]] = {"none": 0, "head": 1, "whole": 2}

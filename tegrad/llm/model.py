@@ -270,4 +270,8 @@ _ROTATIONS: Final[Mapping[str, Callable[[Tensor, Any], Tensor]]] = {
     "halves": _rotate_halves,
     "none": lambda x, _: x,
 }
-_ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {"silu": Tensor.silu, "gelu": Tensor.gelu}
+_ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {
+    "silu": Tensor.silu,
+    "gelu": Tensor.gelu,
+    "relu2": lambda x: x.relu().square(),
+}

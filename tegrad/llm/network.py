@@ -22,8 +22,8 @@ NormKind: TypeAlias = Literal["rms", "layer"]
 """By the root mean square, or by mean and variance; then a weight, and a bias where the spec has one."""
 Rotation: TypeAlias = Literal["interleaved", "halves", "none"]
 """Rotated pairs are neighbours (2i, 2i + 1), or (i, i + rope.dim / 2)."""
-ActivationKind: TypeAlias = Literal["silu", "gelu"]
-"""gelu is its approximation by tanh."""
+ActivationKind: TypeAlias = Literal["silu", "gelu", "relu2"]
+"""gelu is its approximation by tanh; relu2 the square of what is above zero."""
 Inner: TypeAlias = Literal["mixed", "hidden"]
 """What an `Add` multiplies: what `Attend` or `Gate` made."""
 

@@ -66,6 +66,11 @@ def _gelu(x: Floats) -> Floats:
     return y
 
 
+def _relu2(x: Floats) -> Floats:
+    y: Floats = np.maximum(x, 0) ** 2
+    return y
+
+
 def _round_q8_0(x: Floats) -> Floats:
     """Blocks of 32: a half, the largest magnitude over 127, times integers, ties away from zero (ggml's q8_0)."""
     blocks = x.reshape(-1, 32)
@@ -88,4 +93,4 @@ ROTATIONS: Final[Mapping[str, Callable[[Floats, Floats], Floats]]] = {
     "halves": _rotate_halves,
     "none": lambda x, _: x,
 }
-ACTIVATIONS: Final[Mapping[str, Callable[[Floats], Floats]]] = {"silu": _silu, "gelu": _gelu}
+ACTIVATIONS: Final[Mapping[str, Callable[[Floats], Floats]]] = {"silu": _silu, "gelu": _gelu, "relu2": _relu2}

@@ -43,11 +43,13 @@ PUBLISHED = {
     "glm4-9b": 9_400_279_040,
     "glm4-9b-2024": 9_399_951_360,
     "starcoder2-3b": 3_030_371_328,
+    "nemotron-mini-4b": 4_190_509_056,
+    "afm-4.5b": 4_619_184_640,
     "gpt2": 124_439_808,
 }
 """Parameters, as the models' own pages count them."""
 
-ROTATED = {"phi4-mini": 48, "glm4-9b": 32, "glm4-9b-2024": 32, "starcoder2-3b": 64}
+ROTATED = {"phi4-mini": 48, "glm4-9b": 32, "glm4-9b-2024": 32, "starcoder2-3b": 64, "nemotron-mini-4b": 32}
 SMALL = {
     name: replace(
         shape,
@@ -98,6 +100,7 @@ def test_weights_have_the_deviation_that_keeps_a_products_size(kind: str) -> Non
         *(("gemma-2b", "q4k"), ("minicpm-2b", "q4_0"), ("internlm2.5-1.8b", "q4km"), ("ernie4.5-0.3b", "q8_0")),
         *(("qwen2.5-vl-3b", "q4k"), ("qwen3-vl-2b", "q6k"), ("seed-oss-36b", "q5k"), ("exaone3.5-2.4b", "q4k")),
         *(("exaone4-1.2b", "q4k"), ("glm4-9b", "q4km"), ("glm4-9b-2024", "q4k"), ("starcoder2-3b", "q8_0")),
+        *(("nemotron-mini-4b", "q4k"), ("afm-4.5b", "q4k")),
     ],
 )
 def test_a_small_one_runs_in_llama_cpp_and_in_ours(

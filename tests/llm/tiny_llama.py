@@ -202,10 +202,14 @@ SHAPES = {
     ),
     "glm4": Shape(arch="glm4", eps=LARGE_EPS, kv_heads=1, vocab=361, rotated=32),
     "chatglm": Shape(arch="chatglm", eps=LARGE_EPS, vocab=363, rotated=32),
+    "nemotron": Shape(arch="nemotron", eps=LARGE_EPS, vocab=369, rotated=32),
+    "arcee": Shape(arch="arcee", eps=LARGE_EPS, vocab=371, rope_freqs=True, tied=True),
     "starcoder2": Shape(arch="starcoder2", eps=LARGE_EPS, vocab=367, tied=True),
     "gpt2 untied": Shape(arch="gpt2", eps=LARGE_EPS, ffn=1024, kv_heads=4, vocab=313),
 }
 """Odd sizes, every family and every optional part of one."""
+BY_MEAN = ("gpt2", "starcoder2", "nemotron")
+"""Families with layer norms."""
 HEAD_NORMS = ("qwen3", "qwen3vl", "gemma3", "exaone4")
 """Families that normalize each head's query and key."""
 MIXED = {"attn_v": TYPE.Q6_K, "ffn_down": TYPE.Q6_K}
@@ -243,7 +247,7 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
             tensors[f"rope_factors_{length}.weight"] = rng.uniform(1, 8, shape.turned // 2).astype(np.float32)
     if shape.odd:
         tensors[shape.odd] = vector(shape.dim, 0)
-    gpt2 = shape.arch in ("gpt2", "starcoder2")
+    by_mean, ungated = shape.arch in BY_MEAN, shape.arch in (*BY_MEAN, "arcee")
     llama, qkv = (*["attn"] * shape.bias, *["ffn_gate"] * shape.gate_bias), ("attn_q", "attn_k", "attn_v")
     biased = {"llama": llama, "granite": llama, "gpt2": ("",), "starcoder2": ("",)}
     biased |= dict.fromkeys(("qwen2", "qwen2vl", "seed_oss", "glm4", "chatglm"), qkv)
@@ -256,7 +260,7 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
         matrices = {name: matrix(*size) for name, size in sizes.items()}
         if shape.arch in ("gpt2", "phi3", "chatglm"):
             matrices["attn_qkv"] = np.concatenate([matrices.pop(f"attn_{part}") for part in "qkv"])
-        if gpt2:
+        if ungated:
             del matrices["ffn_gate"]
         if shape.arch in ("phi3", "glm4", "chatglm"):
             matrices["ffn_up"] = np.concatenate([matrices.pop("ffn_gate"), matrices["ffn_up"]])
@@ -276,7 +280,7 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
             tensors[f"blk.{at}.{name}.weight"] = vector(shape.width, 1.5)
     if shape.arch == "gpt2":
         tensors["position_embd.weight"] = matrix(shape.context, shape.dim, 8.0)
-    if gpt2:
+    if by_mean:
         for name in [
             "output_norm",
             *(f"blk.{at}.{part}_norm" for at in range(shape.layers) for part in ("attn", "ffn")),
@@ -321,7 +325,7 @@ def write(
     writer.add_feed_forward_length(shape.ffn)
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
-    if shape.arch in ("gpt2", "starcoder2"):
+    if shape.arch in BY_MEAN:
         writer.add_layer_norm_eps(shape.eps)
     else:
         writer.add_layer_norm_rms_eps(shape.eps)

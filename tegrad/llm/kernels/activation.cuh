@@ -1,5 +1,5 @@
 // Activation functions of a feed-forward layer. ACTIVATION: 0 none, 1 SiLU, 2 GELU in its tanh form; 3 caps: CAP *
-// tanh(v / CAP).
+// tanh(v / CAP); 4 squares what is above zero.
 #pragma once
 
 static __device__ __forceinline__ float activate(float v) {
@@ -11,5 +11,6 @@ static __device__ __forceinline__ float activate(float v) {
 #ifdef CAP
     if constexpr (ACTIVATION == 3) return CAP * tanhf(v * (1 / CAP));
 #endif
+    if constexpr (ACTIVATION == 4) return v > 0 ? v * v : 0;
     return v;
 }

@@ -14,7 +14,7 @@
 //                 in q already and takes the sum of squares from SS_PARTS parts; floats are normed here. EPS
 //   JOIN          1: the input is a stream to which a product y, normed by itself, is still to be added: each CTA does
 //                 that for itself, and one of them stores the sum (join.cuh), and norms it where NORM is 1
-//   BIAS, ACTIVATION (0 none, 1 silu, 2 gelu, 3 CAP * tanh(v / CAP)), RESIDUAL (add to `out`)
+//   BIAS, ACTIVATION (0 none, 1 silu, 2 gelu, 3 CAP * tanh(v / CAP), 4 relu2), RESIDUAL (add to `out`)
 //   OUT_X         store float32; OUT_Q: store int8 with a scale per 16 rows (OUT_NORM: of the row times next_norm, and
 //                 the sum of squares of every 32 rows, or of 16 where CTA_ROWS is 16); OUT_SS: such sums alone; BEST:
 //                 the largest of every 32 rows, and where
@@ -190,6 +190,8 @@ __device__ __forceinline__ float activate(float v) {
     return 0.5f * v * (1.0f + tanhf(0.79788456f * (v + 0.044715f * v * v * v)));
 #elif ACTIVATION == 3
     return CAP * tanhf(v * (1 / CAP));
+#elif ACTIVATION == 4
+    return v > 0 ? v * v : 0;
 #else
     return v;
 #endif
