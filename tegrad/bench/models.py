@@ -277,6 +277,9 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
         "qwen3vl", 151936, 2048, 6144, 28, 16, 8, 128, 262144, _QWEN, eps=1e-6, base=5e6, pieces="qwen2",
         own={"rope.dimension_sections": [24, 20, 20, 0]},
     ),
+    "hunyuan-1.8b": ModelShape(
+        "hunyuan-dense", 120818, 2048, 6144, 32, 16, 4, 128, 262144, 120000, base=11158840.0, pieces="hunyuan-dense"
+    ),
     "seed-oss-36b": ModelShape(
         "seed_oss", 155136, 5120, 27648, 64, 80, 8, 128, 524288, 155000, tied=False, eps=1e-6, base=1e7,
         pieces="seed-coder",
@@ -308,8 +311,8 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
 }
 # fmt: on
 """Llama 3.2 1B and 3B, Llama 3.1 8B, Mistral 7B v0.3, Qwen 2.5 and 3, Gemma 2 and 3 (text), Phi-4-mini, SmolLM3,
-Granite 3.1, OLMo 2, Ministral 3 (text), Gemma, MiniCPM, InternLM 2.5, ERNIE 4.5, Qwen 2.5 VL and 3 VL (text), Seed-OSS,
-EXAONE 3.5 and 4, GLM-4, StarCoder 2, Nemotron-Mini, AFM and GPT-2 124M: from their config.json."""
+Granite 3.1, OLMo 2, Ministral 3 (text), Gemma, MiniCPM, InternLM 2.5, ERNIE 4.5, Qwen 2.5 VL and 3 VL (text), Hunyuan,
+Seed-OSS, EXAONE 3.5 and 4, GLM-4, StarCoder 2, Nemotron-Mini, AFM and GPT-2 124M: from their config.json."""
 
 
 def short(kind: BlockType) -> str:

@@ -55,7 +55,7 @@ _SHAPES: Final[Mapping[str, tuple[str, ...]]] = {
     "q4_1": ("1b", "gemma2-2b"),
     "q4k": (
         *("1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-1.7b", "gemma-2b", "qwen2.5-vl-3b", "exaone3.5-2.4b"),
-        *("exaone4-1.2b", "glm4-9b-2024", "nemotron-mini-4b", "afm-4.5b"),
+        *("exaone4-1.2b", "glm4-9b-2024", "nemotron-mini-4b", "afm-4.5b", "hunyuan-1.8b"),
     ),
     "q4km": ("gemma3-1b", "phi4-mini", "internlm2.5-1.8b", "seed-oss-36b", "glm4-9b"),
     "q5_0": ("1b", "gemma3-1b", "seed-oss-36b", "glm4-9b-2024"),
@@ -64,7 +64,7 @@ _SHAPES: Final[Mapping[str, tuple[str, ...]]] = {
     "q6k": ("1b", "gemma2-2b", "ministral3-3b", "minicpm-2b", "qwen3-vl-2b", "exaone3.5-2.4b", "glm4-9b"),
     "q8_0": (
         *("1b", "qwen3-0.6b", "olmo2-1b", "gemma-2b", "ernie4.5-0.3b", "qwen3-vl-2b", "exaone4-1.2b"),
-        *("starcoder2-3b", "nemotron-mini-4b", "afm-4.5b"),
+        *("starcoder2-3b", "nemotron-mini-4b", "afm-4.5b", "hunyuan-1.8b"),
     ),
     "iq4_nl": ("1b", "smollm3-3b"),
     "iq4_xs": ("1b", "olmo2-1b"),

@@ -104,6 +104,8 @@ class Arch:
     query_norm: Spec | None = None
     """Each head's query is normalized by its root mean square before it is rotated; or all of them by theirs."""
     key_norm: Spec | None = None
+    norms_turned: bool = False
+    """Heads are normalized after they are rotated."""
     rope_divisors: tuple[str, ...] = ()
     """Tensors that the file may have, which pairs' frequencies are divided by: in contexts up to the trained one, and,
     where there is another, in longer ones."""
@@ -158,6 +160,7 @@ class Arch:
             config.attention_scale or 1 / sqrt(config.dim // config.heads if wide else config.head_dim),
             self.query_norm,
             self.key_norm,
+            self.norms_turned,
             form.window,
             config.score_cap,
             config.temperature,
@@ -285,6 +288,9 @@ QWEN3: Final = replace(
     key_norm=Spec("attn_k_norm", ("head",)),
 )
 
+HUNYUAN: Final = replace(QWEN3, name="hunyuan-dense", norms_turned=True, rope_divisors=FREQUENCIES)
+"""Hunyuan, without experts."""
+
 SECTIONS: Final = "rope.dimension_sections"
 """How many pairs of a head rotate by an image's rows, columns and time: for text all three are the position."""
 QWEN2_VL: Final = replace(QWEN2, name="qwen2vl", values=(SECTIONS,))
@@ -403,22 +409,9 @@ NEMOTRON: Final = replace(
 ARCHES: Final[Mapping[str, Arch]] = {
     arch.name: arch
     for arch in (
-        *(
-            LLAMA,
-            MISTRAL3,
-            MINICPM,
-            GRANITE,
-            SMOLLM3,
-            INTERNLM2,
-            ERNIE4_5,
-            ARCEE,
-            QWEN2,
-            QWEN3,
-            QWEN2_VL,
-            QWEN3_VL,
-            SEED_OSS,
-        ),
-        *(EXAONE, EXAONE4, PHI3, GLM4, CHATGLM, OLMO2, GEMMA, GEMMA2, GEMMA3, GPT2, STARCODER2, NEMOTRON),
+        *(LLAMA, MISTRAL3, MINICPM, GRANITE, SMOLLM3, INTERNLM2, ERNIE4_5, ARCEE),
+        *(QWEN2, QWEN3, QWEN2_VL, QWEN3_VL, HUNYUAN, SEED_OSS, EXAONE, EXAONE4, PHI3, GLM4, CHATGLM),
+        *(OLMO2, GEMMA, GEMMA2, GEMMA3, GPT2, STARCODER2, NEMOTRON),
     )
 }
 """By `general.architecture`."""

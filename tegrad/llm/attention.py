@@ -96,8 +96,8 @@ class Attention:
     """Macros of attention.cuh to set otherwise: ATTENTION_WARPS, ATTENTION_LOADS, SPLITS, SPLIT_ROWS; and HEAD_GROUPS,
     which becomes `head_groups`."""
     scoring: Scoring = PLAIN
-    whole_norm: bool = False
-    """The norm is of all query heads together, and of all key heads."""
+    norms: str = "head"
+    """As `network.Attend.norms` has them, where there are."""
     turned: int | None = None
     """Positions of the table of angles, where the cache holds only some of them."""
     blocks: int | None = None
@@ -115,7 +115,7 @@ class Attention:
             config.heads, config.kv_heads, config.head_dim, rows, op.rotation,
             op.rope.dim // 2 if op.rope.dim else None, config.head_eps if op.query_norm is not None else None,
             cache, device.sm_count, sequences, floats, quantized, halves, device.arch, tuning,
-            Scoring.of(config, op, positions), op.norms == "whole", positions if rows < positions else None,
+            Scoring.of(config, op, positions), op.norms, positions if rows < positions else None,
             blocks,
         )  # fmt: skip
 
@@ -135,7 +135,7 @@ class Attention:
     @property
     def head_groups(self) -> int:
         """CTAs that share a KV head's query heads: fewer registers each, but keys and values are read again."""
-        many = self.sequences == 1 and kernels_of(self.arch).overlaps and not self.whole_norm
+        many = self.sequences == 1 and kernels_of(self.arch).overlaps and self.norms != "whole"
         most = MOST_GROUP_READS // self.positions if many else 1
         fewest, *more = group_counts(self.heads // self.kv_heads)
         return (self.tuning or {}).get("HEAD_GROUPS", max((at for at in more if at <= most), default=fewest))
@@ -204,7 +204,7 @@ class Attention:
         if self.rope_pairs is not None:
             made["ROPE_PAIRS"] = self.rope_pairs
         if self.eps is not None:
-            made |= {"QK_NORM": QK_NORMS["whole" if self.whole_norm else "head"], "EPS": number(self.eps)}
+            made |= {"QK_NORM": QK_NORMS[self.norms], "EPS": number(self.eps)}
         return made
 
     @property

@@ -222,7 +222,8 @@ class Parts:
         if norm is None:
             return x
         parts = x.reshape(*x.shape[:-1], -1, len(norm))
-        return parts * self.factor(parts) * norm
+        normed: Floats = (parts * self.factor(parts) * norm).reshape(x.shape)
+        return normed
 
     def attention(
         self, op: Attend, part: Part, qkv: Floats, keys: Side, values: Side, stored: Stored, first: int
@@ -233,15 +234,20 @@ class Parts:
         """
         c, shape = self.config, qkv.shape[:-1]
         query, key, value = np.split(qkv, np.cumsum([c.sizes["query"], c.sizes["key"]]), axis=-1)
-        query = self._heads(query, part.query_norm).reshape(*shape, c.kv_heads, c.group, c.head_dim)
-        key = self._heads(key, part.key_norm).reshape(*shape, c.kv_heads, 1, c.head_dim)
         count = shape[-1]
-        tables, rotate = self._turns(op.rope, first, count), ROTATIONS[op.rotation]
-        query = (rotate(query, tables) * op.scale).astype(np.float64)
+        tables = self._turns(op.rope, first, count)
+
+        def rotate(x: Floats) -> Floats:
+            heads = x.reshape(*shape, c.kv_heads, -1, c.head_dim)
+            return ROTATIONS[op.rotation](heads, tables).astype(np.float64, copy=False)
+
+        query = op.prepared(query, lambda x: self._heads(x, part.query_norm), rotate)
+        key = op.prepared(key, lambda x: self._heads(x, part.key_norm), rotate)
+        query = query * op.scale
         if op.temperature is not None:
             query *= op.temperature.factors(first, count)[:, None, None, None]
         kept = ROUNDINGS[stored]
-        key = kept(rotate(key, tables).astype(np.float32))[..., 0, :].astype(np.float64)
+        key = kept(key.astype(np.float32))[..., 0, :].astype(np.float64)
         value = kept(value.reshape(*shape, c.kv_heads, c.value_dim).astype(np.float32)).astype(np.float64)
         mixed = np.empty((*shape, c.kv_heads, c.group, c.value_dim))
         held = len(keys[0])

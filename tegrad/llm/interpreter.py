@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -275,7 +276,7 @@ class Interpreter:
         normed: Floats = heads / root * weights[first : first + len(heads)]
         return normed
 
-    def _rotate(self, layer: int, heads: Floats, op: Attend) -> Floats:
+    def _rotate(self, layer: int, op: Attend, heads: Floats) -> Floats:
         """Heads (n, head dim), turned to the token's position."""
         turn = self.program.network.layers[layer].turn
         tables = self.weights.rope[turn, :, self.position : self.position + 1].astype(np.float64)
@@ -292,19 +293,19 @@ class Interpreter:
             return
         qkv = self.vectors[Vector.QKV].floats.astype(np.float64)
         head = ins.head // groups
-        query, key, value = (
-            qkv[span.first : span.end].reshape(-1, head_dim) for span in head_spans(net, ins.head, groups)
-        )
+        spans = head_spans(net, ins.head, groups)
+        own_heads: list[Floats] = [qkv[span.first : span.end].reshape(-1, head_dim) for span in spans]
+        query, key, value = own_heads
         all_queries, all_keys, _ = (qkv[wait.span.first : wait.span.end] for wait in ins.waits)
-        normed = self._normed(ins.layer, query, op.query_norm, ins.head * len(query), all_queries)
-        queries = self._rotate(ins.layer, normed, op)
+        first, rotate = ins.head * len(query), partial(self._rotate, ins.layer, op)
+        queries = op.prepared(query, lambda x: self._normed(ins.layer, x, op.query_norm, first, all_queries), rotate)
         keys, values = self.keys[ins.layer][head], self.values[ins.layer][head]
         begin, end = (self.position - cached + at for at in ranges[ins.split])
         chosen = [at % rows for at in range(begin, end)]
         if ins.split == 0:
             own = self.position % rows
-            normed = self._normed(ins.layer, key, op.key_norm, head, all_keys)
-            keys[own], values[own] = self._rotate(ins.layer, normed, op)[0], value[0]
+            prepared = op.prepared(key, lambda x: self._normed(ins.layer, x, op.key_norm, head, all_keys), rotate)
+            keys[own], values[own] = prepared[0], value[0]
             chosen.append(own)
         scale = op.scale if op.temperature is None else op.scale * op.temperature.factors(self.position, 1)[0]
         scores = capped(queries @ keys[chosen].astype(np.float64).T * scale, op.cap)

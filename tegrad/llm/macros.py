@@ -12,7 +12,7 @@ NORMS: Final[Mapping[Norm, int]] = {"none": 0, "rms": 1, "layer": 2}
 ACTIVATIONS: Final[Mapping[Activation, int]] = {"none": 0, "silu": 1, "gelu": 2, "cap": 3, "relu2": 4}
 """As in activation.cuh."""
 ROPES: Final[Mapping[str, int]] = {"none": 0, "interleaved": 1, "halves": 2}
-QK_NORMS: Final[Mapping[str, int]] = {"none": 0, "head": 1, "whole": 2}
+QK_NORMS: Final[Mapping[str, int]] = {"none": 0, "head": 1, "whole": 2, "turned": 3}
 """By `network.Attend.norms`."""
 
 MOST_GROUP: Final = 8

@@ -35,12 +35,12 @@ class Layer:
         """An operation's, if it has one."""
         return None if op.norm is None else self.norms[op.norm.spec.name]
 
-    def heads(self, x: Tensor, norm: Spec | None, width: int) -> Tensor:
-        """Queries or keys (count, elements) by heads (count, heads, width), normalized, lazily."""
-        if norm is not None:
-            weights = self.head_norms[norm.name]
-            x = weights.apply(x.reshape(x.shape[0], -1, weights.weight.shape[0]))
-        return x.reshape(x.shape[0], -1, width)
+    def heads(self, x: Tensor, norm: Spec | None) -> Tensor:
+        """Queries or keys (count, elements), or their heads, normalized, lazily."""
+        if norm is None:
+            return x
+        weights = self.head_norms[norm.name]
+        return weights.apply(x.reshape(x.shape[0], -1, weights.weight.shape[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,15 +195,19 @@ class Model:
         c, (query, key, value) = self.config, qkv
         count = query.shape[0]
         end = start + count
-        rotate, turns = _ROTATIONS[op.rotation], None if rope is None else rope[:, start:end]
-        key = rotate(layer.heads(key, op.key_norm, c.head_dim), turns)
+        turns = None if rope is None else rope[:, start:end]
+
+        def rotate(x: Tensor) -> Tensor:
+            return _ROTATIONS[op.rotation](x.reshape(count, -1, c.head_dim), turns)
+
+        key = op.prepared(key, lambda x: layer.heads(x, op.key_norm), rotate)
         new = key.cat(value.reshape(count, c.kv_heads, c.value_dim), dim=-1).permute(1, 0, 2).cast(kept.dtype)
         kept, positions = (_around if ring else _appended)(kept, new, start)
         rows = kept.shape[1]
         keys = kept[:, :, : c.head_dim].reshape(c.kv_heads, 1, 1, rows, c.head_dim)
         values = kept[:, :, c.head_dim :].reshape(c.kv_heads, 1, 1, rows, c.value_dim)
 
-        query = rotate(layer.heads(query, op.query_norm, c.head_dim), turns)
+        query = op.prepared(query, lambda x: layer.heads(x, op.query_norm), rotate)
         if op.temperature is not None:
             periods = ((Tensor.arange(count) + start) // op.temperature.period).reshape(count, 1, 1)
             query = query * ((periods + 1).float().log() * op.temperature.scale + 1)

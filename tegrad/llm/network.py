@@ -11,13 +11,14 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from tegrad.llm.rope import Rope, Temperature
 
+T = TypeVar("T")
 NormKind: TypeAlias = Literal["rms", "layer"]
 """By the root mean square, or by mean and variance; then a weight, and a bias where the spec has one."""
 Rotation: TypeAlias = Literal["interleaved", "halves", "none"]
@@ -120,8 +121,10 @@ class Attend:
     scale: float
     """Products of queries and keys are multiplied by it: scores."""
     query_norm: Spec | None = None
-    """By the root mean square, before the rotation: of as many elements at a time as the tensor has."""
+    """By the root mean square: of as many elements at a time as the tensor has."""
     key_norm: Spec | None = None
+    norms_turned: bool = False
+    """The norms, of heads, are after the rotation instead of before it."""
     window: int | None = None
     """Positions that are attended to at most, the token's own included; None: all of them."""
     cap: float | None = None
@@ -134,11 +137,16 @@ class Attend:
         return self.window if self.window is not None and self.window < positions else None
 
     @property
-    def norms(self) -> Literal["none", "head", "whole"]:
-        """What queries, and keys, are normalized by: each head's root mean square, or that of all of them."""
-        if self.query_norm is None:
-            return "none"
+    def norms(self) -> Literal["none", "head", "whole", "turned"]:
+        """What queries, and keys, are normalized by: each head's root mean square, or that of all of them; or each
+        rotated head's."""
+        if self.query_norm is None or self.norms_turned:
+            return "turned" if self.norms_turned else "none"
         return "head" if self.query_norm.shape == ("head",) else "whole"
+
+    def prepared(self, heads: T, norm: Callable[[T], T], rotate: Callable[[T], T]) -> T:
+        """Queries or keys as scores take them."""
+        return norm(rotate(heads)) if self.norms_turned else rotate(norm(heads))
 
     @property
     def role(self) -> Literal["attention"]:

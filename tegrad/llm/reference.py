@@ -78,11 +78,11 @@ class Reference:
         return capped(self._norm(x, net.logits.norm) @ output.T, net.logits.cap)
 
     def _heads(self, x: Floats, norm: Spec | None, layer: int) -> Floats:
-        """Queries or keys (tokens, elements), normalized."""
+        """Queries or keys (tokens, ..., elements), normalized."""
         if norm is None:
             return x
         weight = self.weights[tensor_name(norm, layer)]
-        return unit(x.reshape(len(x), -1, len(weight)), self.config.eps) * weight
+        return (unit(x.reshape(*x.shape[:-1], -1, len(weight)), self.config.eps) * weight).reshape(x.shape)
 
     def _norm(self, x: Floats, norm: Norm | None, layer: int | None = None) -> Floats:
         if norm is None:
@@ -103,15 +103,18 @@ class Reference:
         """Mixed values (tokens, heads * value_dim) of queries, keys and values below one another."""
         c, count = self.config, len(qkv)
         query, key, value = np.split(qkv, np.cumsum([c.sizes["query"], c.sizes["key"]]), axis=1)
-        query, key = self._heads(query, op.query_norm, layer), self._heads(key, op.key_norm, layer)
-        query = query.reshape(count, c.kv_heads, c.group, c.head_dim)
-        key = key.reshape(count, c.kv_heads, 1, c.head_dim)
         start = past.first + past.count
-        rotate, tables = ROTATIONS[op.rotation], op.rope.tables(start + count, self.divisors)[:, start:]
-        query, value = rotate(query, tables), value.reshape(count, c.kv_heads, 1, c.value_dim)
+        tables = op.rope.tables(start + count, self.divisors)[:, start:]
+
+        def rotate(x: Floats) -> Floats:
+            return ROTATIONS[op.rotation](x.reshape(count, c.kv_heads, -1, c.head_dim), tables)
+
+        query = op.prepared(query, lambda x: self._heads(x, op.query_norm, layer), rotate)
+        key = op.prepared(key, lambda x: self._heads(x, op.key_norm, layer), rotate)
+        value = value.reshape(count, c.kv_heads, 1, c.value_dim)
         if op.temperature is not None:
             query = query * op.temperature.factors(start, count)[:, None, None, None].astype(np.float32)
-        key, value = past.extend(layer, rotate(key, tables), value)
+        key, value = past.extend(layer, key, value)
         # By kv head, group, position: products that BLAS computes, unlike einsum.
         scores = query.transpose(1, 2, 0, 3) @ key.transpose(1, 2, 3, 0) * np.float32(op.scale)
         scores = np.where(attended(past.count, count, op.window), capped(scores, op.cap), np.float32(-np.inf))

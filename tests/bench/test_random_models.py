@@ -37,6 +37,7 @@ PUBLISHED = {
     "ernie4.5-0.3b": 360_748_032,
     "qwen2.5-vl-3b": 3_085_938_688,
     "qwen3-vl-2b": 1_720_574_976,
+    "hunyuan-1.8b": 1_791_080_448,
     "seed-oss-36b": 36_151_104_512,
     "exaone3.5-2.4b": 2_405_327_360,
     "exaone4-1.2b": 1_279_391_488,
@@ -100,7 +101,7 @@ def test_weights_have_the_deviation_that_keeps_a_products_size(kind: str) -> Non
         *(("gemma-2b", "q4k"), ("minicpm-2b", "q4_0"), ("internlm2.5-1.8b", "q4km"), ("ernie4.5-0.3b", "q8_0")),
         *(("qwen2.5-vl-3b", "q4k"), ("qwen3-vl-2b", "q6k"), ("seed-oss-36b", "q5k"), ("exaone3.5-2.4b", "q4k")),
         *(("exaone4-1.2b", "q4k"), ("glm4-9b", "q4km"), ("glm4-9b-2024", "q4k"), ("starcoder2-3b", "q8_0")),
-        *(("nemotron-mini-4b", "q4k"), ("afm-4.5b", "q4k")),
+        *(("nemotron-mini-4b", "q4k"), ("afm-4.5b", "q4k"), ("hunyuan-1.8b", "q4k")),
     ],
 )
 def test_a_small_one_runs_in_llama_cpp_and_in_ours(

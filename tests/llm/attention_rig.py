@@ -88,7 +88,7 @@ class Case:
     def __post_init__(self) -> None:
         at, rng = self.at, np.random.default_rng(11)
         self.qkv = 1.5 * rng.standard_normal((at.sequences, at.heads + 2 * at.kv_heads, at.head_dim)).astype(np.float32)
-        sizes = [at.head_dim * heads for heads in ((at.heads, at.kv_heads) if at.whole_norm else (1, 1))]
+        sizes = [at.head_dim * heads for heads in ((at.heads, at.kv_heads) if at.norms == "whole" else (1, 1))]
         self.norms = [(0.5 + rng.random(size)).astype(np.float32) for size in sizes]
         pairs = at.head_dim // 2 if at.rope_pairs is None else at.rope_pairs
         angle = rng.random((at.turned or at.positions, max(pairs, 1))) * 6
@@ -99,15 +99,18 @@ class Case:
         """The rotated queries (heads, dim), and the new key and value (kv heads, dim), before rounding."""
         at = self.at
         q, k, v = np.split(self.qkv[sequence].astype(np.float64), [at.heads, at.heads + at.kv_heads])
-        if at.eps is not None:
-            q, k = (
-                rms_norm(rows.reshape(-1, rows.size if at.whole_norm else at.head_dim), norm, at.eps).reshape(
-                    rows.shape
-                )
-                for rows, norm in zip((q, k), self.norms, strict=True)
-            )
         table = self.rope[:, position].astype(np.float64)
-        return rotate(q, table, at.rope), rotate(k, table, at.rope), v
+
+        def normed(rows: np.ndarray, norm: np.ndarray) -> np.ndarray:
+            shape = (1, -1) if at.norms == "whole" else rows.shape
+            return rows if at.eps is None else rms_norm(rows.reshape(shape), norm, at.eps).reshape(rows.shape)
+
+        def prepared(rows: np.ndarray, norm: np.ndarray) -> np.ndarray:
+            if at.norms == "turned":
+                return normed(rotate(rows, table, at.rope), norm)
+            return rotate(normed(rows, norm), table, at.rope)
+
+        return prepared(q, self.norms[0]), prepared(k, self.norms[1]), v
 
 
 def attend(q: np.ndarray, keys: np.ndarray, values: np.ndarray, scoring: Scoring = PLAIN) -> np.ndarray:

@@ -32,6 +32,7 @@ MODELS = {
     "olmo2": (SHAPES["olmo2"], TYPE.Q8_0, {}),
     "phi3": (SHAPES["phi3"], TYPE.Q8_0, {}),
     "glm4": (SHAPES["glm4"], TYPE.Q8_0, {}),
+    "hunyuan": (SHAPES["hunyuan"], TYPE.Q8_0, {}),
     "minicpm": (SHAPES["minicpm"], TYPE.Q8_0, {}),
     "exaone4": (SHAPES["exaone4"], TYPE.Q8_0, {}),
     "divisors": (Shape(rope_freqs=True, tied=True, vocab=303), TYPE.Q4_0, {}),

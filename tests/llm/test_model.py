@@ -69,7 +69,7 @@ def test_the_shipped_models_logits_are_llama_cpps(tmp_path: Path, device: str) -
 LONG = (
     *("odd", "phi3", "granite", "smollm3", "mistral3", "olmo2", "olmo3", "linear rope", "qwen2", "gpt2 untied"),
     *("gemma", "minicpm", "internlm2", "ernie4_5", "qwen2vl", "qwen3vl", "seed_oss", "exaone", "exaone4"),
-    *("exaone4 of 64 layers", "chatglm", "sixteen to a group", "nemotron"),
+    *("exaone4 of 64 layers", "chatglm", "sixteen to a group", "nemotron", "arcee"),
 )
 """Shapes whose operations those of other families have too."""
 

@@ -279,6 +279,7 @@ def test_every_stage_publishes_what_its_interpreter_does(operands: Operands, nam
         pytest.param(SHAPES["olmo3"], TYPE.F16, {}, True, id="olmo3 F16", marks=pytest.mark.long),
         pytest.param(SHAPES["glm4"], TYPE.Q8_0, {}, False, id="glm4 Q8_0"),
         pytest.param(SHAPES["sixteen to a group"], TYPE.Q4_K, {}, False, id="Q4_K, group of 16"),
+        pytest.param(SHAPES["hunyuan"], TYPE.Q8_0, {}, False, id="hunyuan Q8_0"),
         pytest.param(SHAPES["chatglm"], TYPE.Q4_0, {}, False, id="chatglm Q4_0", marks=pytest.mark.long),
         pytest.param(SHAPES["gemma"], TYPE.Q4_K, {}, False, id="gemma Q4_K", marks=pytest.mark.long),
         pytest.param(SHAPES["minicpm"], TYPE.Q8_0, {}, False, id="minicpm Q8_0", marks=pytest.mark.long),

@@ -51,6 +51,7 @@ WIDE = Shape(dim=2048, ffn=4096, heads=16, kv_heads=4, layers=1)
         pytest.param(SHAPES["exaone4"], TYPE.Q6_K, {}, False, id="exaone4 Q6_K", marks=pytest.mark.long),
         pytest.param(SHAPES["seed_oss"], TYPE.Q5_0, {}, False, id="seed_oss Q5_0", marks=pytest.mark.long),
         pytest.param(SHAPES["starcoder2"], TYPE.Q4_K, {}, False, id="starcoder2 Q4_K"),
+        pytest.param(SHAPES["hunyuan"], TYPE.Q8_0, {}, False, id="hunyuan Q8_0", marks=pytest.mark.long),
         pytest.param(SHAPES["nemotron"], TYPE.Q6_K, {}, True, id="nemotron Q6_K", marks=pytest.mark.long),
         pytest.param(SHAPES["arcee"], TYPE.Q4_K, {}, False, id="arcee Q4_K", marks=pytest.mark.long),
         pytest.param(

@@ -257,6 +257,7 @@ OTHERS = {
     "gpt2 F16": (tiny_llama.SHAPES["gpt2"], TYPE.F16, False),
     "starcoder2 F16": (tiny_llama.SHAPES["starcoder2"], TYPE.F16, False),
     "starcoder2 Q4_K": (tiny_llama.SHAPES["starcoder2"], TYPE.Q4_K, False),
+    "hunyuan Q8_0": (tiny_llama.SHAPES["hunyuan"], TYPE.Q8_0, False),
     "nemotron Q8_0": (tiny_llama.SHAPES["nemotron"], TYPE.Q8_0, False),
     "arcee Q4_0": (tiny_llama.SHAPES["arcee"], TYPE.Q4_0, False),
     "gpt2 Q8_0": (tiny_llama.SHAPES["gpt2"], TYPE.Q8_0, False),

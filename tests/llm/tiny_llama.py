@@ -187,6 +187,7 @@ SHAPES = {
         tied=True,
         extra={"qwen3vl.rope.dimension_sections": [24, 20, 20, 0], "qwen3vl.rope.freq_base": 5e6},
     ),
+    "hunyuan": Shape(arch="hunyuan-dense", eps=LARGE_EPS, heads=4, head_dim=128, vocab=373, tied=True),
     "seed_oss": Shape(arch="seed_oss", eps=LARGE_EPS, heads=4, head_dim=96, vocab=355),
     "exaone": Shape(arch="exaone", eps=LARGE_EPS, vocab=357, rope_freqs=True, tied=True),
     "exaone4": Shape(arch="exaone4", eps=LARGE_EPS, vocab=359, rope_freqs=True, tied=True),
@@ -210,7 +211,7 @@ SHAPES = {
 """Odd sizes, every family and every optional part of one."""
 BY_MEAN = ("gpt2", "starcoder2", "nemotron")
 """Families with layer norms."""
-HEAD_NORMS = ("qwen3", "qwen3vl", "gemma3", "exaone4")
+HEAD_NORMS = ("qwen3", "qwen3vl", "hunyuan-dense", "gemma3", "exaone4")
 """Families that normalize each head's query and key."""
 MIXED = {"attn_v": TYPE.Q6_K, "ffn_down": TYPE.Q6_K}
 """What a Q4_K_M file has in other formats: q, k and v are no longer one matrix."""

@@ -7,7 +7,7 @@
 //
 // Macros: HEADS, KV_HEADS, HEAD_DIM, POSITIONS (of the cache), ROPE (0 none, 1 neighbours, 2 halves) and ROPE_PAIRS,
 // CACHE_Q8 (0: f16, 1: q8_0), QK_NORM and QK_EPS, or else EPS (RMS norm: 1 of each query and key head, 2 of all queries
-// and of all keys), ATTENTION_WARPS (of a CTA), ATTENTION_LOADS (rows of K that a lane has in flight), SPLITS (of a KV
+// and of all keys, 3 of each rotated head), ATTENTION_WARPS (of a CTA), ATTENTION_LOADS (rows of K that a lane has in flight), SPLITS (of a KV
 // head at most), SPLIT_ROWS (positions that make another split worth its while), SPLIT_FROM (positions that one split
 // takes alone), ATTENTION_SYNC (barrier of the CTA's ATTENTION_WARPS warps); ATTENTION_SCALE (of products of queries
 // and keys, where it is not 1 / sqrt(HEAD_DIM)), SCORE_CAP (scores become SCORE_CAP * tanh(score / SCORE_CAP)), WINDOW
@@ -395,6 +395,13 @@ __device__ __forceinline__ float temperature(int position) {
 #endif
 }
 
+// A pair of elements turned by its angle at this position.
+__device__ __forceinline__ float2 turned(float a, float b, int pair, const float *turn, size_t sines) {
+    if (!ROPE || pair >= ROPE_PAIRS) return {a, b};
+    const float c = turn[pair], s = turn[pair + sines];
+    return {a * c - b * s, a * s + b * c};
+}
+
 // Norm and rotate one head of q or k by a warp; where heads are normed together, `factor` has their norm.
 // `turn` is the table's cosines at this position; its sines are `sines` on.
 __device__ __forceinline__ void turn_head(const float *in, const float *norm, const float *turn, size_t sines,
@@ -407,10 +414,11 @@ __device__ __forceinline__ void turn_head(const float *in, const float *norm, co
         if (pair >= HEAD_DIM / 2) break;
         int2 at = pair_at(pair);
         held[i] = {in[at.x], in[at.y]};
+        if (QK_NORM == 3) held[i] = turned(held[i].x, held[i].y, pair, turn, sines);
         squares += held[i].x * held[i].x + held[i].y * held[i].y;
     }
     float root = factor;
-    if (QK_NORM == 1) root *= rsqrtf(warp_sum(squares) / HEAD_DIM + QK_EPS);
+    if (QK_NORM == 1 || QK_NORM == 3) root *= rsqrtf(warp_sum(squares) / HEAD_DIM + QK_EPS);
 #pragma unroll
     for (int i = 0; i < PAIR_TURNS; i++) {
         int pair = lane + 32 * i;
@@ -418,14 +426,9 @@ __device__ __forceinline__ void turn_head(const float *in, const float *norm, co
         int2 at = pair_at(pair);
         float a = held[i].x * root, b = held[i].y * root;
         if (QK_NORM) a *= norm[at.x], b *= norm[at.y];
-        if (ROPE && pair < ROPE_PAIRS) {
-            float c = turn[pair], s = turn[pair + sines];
-            float turned = a * c - b * s;
-            b = a * s + b * c;
-            a = turned;
-        }
-        out[at.x] = a;
-        out[at.y] = b;
+        const float2 made = QK_NORM == 3 ? make_float2(a, b) : turned(a, b, pair, turn, sines);
+        out[at.x] = made.x;
+        out[at.y] = made.y;
     }
     __syncwarp();
 }
