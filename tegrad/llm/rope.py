@@ -65,7 +65,7 @@ class Rope:
         """Cosines and sines (2, positions, dim/2); `divisors` are one per pair (`Divisors.of` the context)."""
         pairs = np.arange(self.dim // 2, dtype=np.float64)
         frequency = self.base ** (-2.0 * pairs / max(1, self.dim))
-        if divisors is not None:
+        if divisors is not None and self.dim:  # a file's are of the layers that rotate
             frequency = frequency / divisors
         magnitude = self.attention
         if self.yarn is None:

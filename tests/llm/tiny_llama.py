@@ -199,6 +199,7 @@ SHAPES = {
         kv_heads=1,
         layers=64,
         vocab=301,
+        rope_freqs=True,
         extra={"exaone4.attention.sliding_window": 9, "exaone4.rope.freq_base": 1e6},
     ),
     "glm4": Shape(arch="glm4", eps=LARGE_EPS, kv_heads=1, vocab=361, rotated=32),
