@@ -182,6 +182,8 @@ SCALES: Final = ("attention.scale", "embedding_scale", "residual_scale", "logit_
 """What scores, embeddings, and what blocks add are multiplied by, and logits divided by; 0 stands for the usual."""
 TEMPERATURE: Final = "attention.temperature_scale"
 """`Temperature.scale`; its period is the context before YaRN."""
+NEXT: Final = "nextn_predict_layers"
+"""How many of a file's blocks, its last ones, guess tokens ahead (EXAONE 4.5): as in llama.cpp, nothing runs them."""
 LOG_MULTIPLIER: Final = "rope.scaling.yarn_log_multiplier"
 """With it YaRN's growth of cosines and sines is divided by what it would be with so many times the logarithm."""
 BASE: Final = ("rope.freq_base", "rope.global.freq_base")
@@ -490,6 +492,8 @@ class Config:
     """Logits are multiplied by it."""
     temperature: Temperature | None = None
     """Of every layer."""
+    ahead: int = 0
+    """Blocks of the file behind its layers, whose tensors are left alone."""
     own: Config | None = None
     """The file's sizes, where these are `filled` up."""
 
@@ -626,9 +630,13 @@ class Config:
         _refuse(get, arch)
         dim, heads = get.size(f"{name}.embedding_length"), get.size(f"{name}.attention.head_count")
         head_dim = get.size(f"{name}.attention.key_length", dim // heads)
-        context, layers = get.size(f"{name}.context_length"), get.size(f"{name}.block_count")
-        if layers > MOST_LAYERS:
-            raise file.corrupt(f"{name}.block_count = {layers}, at most {MOST_LAYERS} expected")
+        context, blocks = get.size(f"{name}.context_length"), get.size(f"{name}.block_count")
+        if blocks > MOST_LAYERS:
+            raise file.corrupt(f"{name}.block_count = {blocks}, at most {MOST_LAYERS} expected")
+        ahead = get.optional(f"{name}.{NEXT}", int, 0)
+        if not 0 <= ahead < blocks:
+            raise file.corrupt(f"{name}.{NEXT} = {ahead} of {blocks} blocks")
+        layers = blocks - ahead
         rope = UNTURNED if arch.rope == "none" else _rope(get, arch, head_dim, context)
         caps = {key: get.number(f"{name}.{key}", cap, above=0.0 if cap else None) for key, cap in arch.caps.items()}
         usual = {key: None if key in arch.needs else 0.0 for key in SCALES if key in arch.values}
@@ -657,6 +665,7 @@ class Config:
             embedding_scale=(scales.get("embedding_scale") or 1.0) / residual,
             logit_scale=1 / (scales.get("logit_scale") or 1.0),
             temperature=_temperature(get, arch, context),
+            ahead=ahead,
         )
         uneven = config.heads % config.kv_heads or config.rope.dim % 2 or config.rope.dim > head_dim
         if uneven or not head_dim or not config.value_dim:
@@ -670,13 +679,15 @@ class Config:
             raise file.corrupt(f"{len(tokens)} tokens for {self.vocab} rows of {self.arch.embedding.name}")
 
     def _check_all(self, file: Gguf) -> None:
-        """Every tensor of the family and no other, so that nothing is missing after half of the model is loaded."""
+        """Every tensor of the family and no other but those of blocks `ahead`, so that nothing is missing after half of
+        the model is loaded."""
         known = set(self.arch.rope_divisors)
         known |= {stored_name(spec, layer) for spec, layer in self.specs()}
         known |= {tensor_name(spec, layer, "bias") for spec, layer in self.specs() if spec.bias != "none"}
+        left = tuple(f"blk.{at}." for at in range(self.layers, self.layers + self.ahead))
         for _ in self.tensors(file):  # which checks each
             pass
-        if unknown := [name for name in file.tensors if name not in known]:
+        if unknown := [name for name in file.tensors if name not in known and not name.startswith(left)]:
             raise UnsupportedModelError(
                 f"{file.path} has the tensor {shown(unknown[0])}, which the family {self.arch.name} as we run it does "
                 f"not use: choose another model"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tiny_llama
 from tiny_llama import SHAPES, TYPE, Shape, letters, rewritten, write
 
 from tegrad.llm.arch import ARCHES, Config
@@ -146,6 +147,31 @@ def test_a_file_says_which_layers_attend_within_the_window(
     extra = {**SHAPES["gemma3"].extra, "gemma3.attention.sliding_window_pattern": pattern}
     config = read(write(tmp_path / "model.gguf", replace(SHAPES["gemma3"], extra=extra), TYPE.F32))
     assert [op.window for op in config.network.attends] == windows
+
+
+def test_blocks_that_guess_tokens_ahead_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EXAONE 4.5's converter writes one behind the 64 others, which it counts with them; llama.cpp reads none of it."""
+    made, shape = tiny_llama.weights, SHAPES["exaone4 of 64 layers"]
+    path = write(tmp_path / "model.gguf", shape, TYPE.F32)
+
+    def with_one_more(shape: Shape, seed: int) -> dict[str, np.ndarray]:
+        return {**made(shape, seed), "blk.64.nextn.enorm.weight": np.ones(64, np.float32)}
+
+    monkeypatch.setattr(tiny_llama, "weights", with_one_more)
+    within = [at % 4 < 3 for at in range(64)]
+    extra = {**shape.extra, "exaone4.nextn_predict_layers": 1, "exaone4.attention.sliding_window_pattern": within}
+    more = write(tmp_path / "more.gguf", replace(shape, layers=65, extra=extra), TYPE.F32)
+    config = read(more)
+    assert (config.layers, config.network) == (64, read(path).network)
+    assert [op.window for op in config.network.attends] == [9 if one else None for one in within]
+    with Gguf.open(more) as file:
+        assert "blk.64.attn_q.weight" in file.tensors
+        assert not any(".64." in info.name for info in config.tensors(file))
+    with pytest.raises(UnsupportedModelError, match=r"the tensor 'blk.64.nextn.enorm.weight', which the family"):
+        read(rewritten(more, tmp_path / "all.gguf", **{"exaone4.nextn_predict_layers": None}))
+    for count in (65, 66):
+        with pytest.raises(GgufError, match=f"exaone4.nextn_predict_layers = {count} of 65 blocks"):
+            read(rewritten(more, tmp_path / "wrong.gguf", **{"exaone4.nextn_predict_layers": count}))
 
 
 def test_a_sliding_window_bounds_the_context(tmp_path: Path) -> None:
