@@ -373,7 +373,7 @@ GLM4: Final = replace(
 """GLM-4 and GLM-Z1 of April 2025."""
 
 CHATGLM: Final = replace(GLM4, name="chatglm", qkv=FUSED_BIASED, attn_post_norm=None, ffn_post_norm=None)
-"""ChatGLM 3 and GLM-4 of 2024."""
+"""ChatGLM 3 and GLM-4 of 2024, and GLM-Edge, which has no biases."""
 
 GPT2: Final = Arch(
     name="gpt2",
@@ -780,9 +780,10 @@ def _as_stored(arch: Arch, file: Gguf) -> Arch:
     def has(name: str) -> bool:
         return f"blk.0.{name}" in file.tensors
 
-    if len(arch.qkv) == 3 and has("attn_qkv.weight"):
-        return replace(arch, qkv=FUSED)
-    one, unbiased = len(arch.qkv) == 1, arch.qkv[0].bias == "must" and not has("attn_q.bias")
+    one, must = len(arch.qkv) == 1, arch.qkv[0].bias == "must"
+    if has("attn_qkv.weight"):
+        return arch if one and (has("attn_qkv.bias") or not must) else replace(arch, qkv=FUSED)
+    unbiased = must and not has("attn_q.bias")
     return replace(arch, qkv=LLAMA.qkv) if has("attn_q.weight") and (one or unbiased) else arch
 
 

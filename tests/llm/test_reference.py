@@ -149,6 +149,8 @@ STORED: dict[str, tuple[str, tuple[Callable[[dict[str, np.ndarray]], None], ...]
     "phi3 in three": ("phi3", (apart,)),
     "qwen2 without biases, as KORMo": ("qwen2", (unbiased,)),
     "qwen3 with biases": ("qwen3", (biased,)),
+    "chatglm without biases, as GLM-Edge": ("chatglm", (unbiased,)),
+    "chatglm without biases in three": ("chatglm", (unbiased, apart)),
 }
 
 
