@@ -58,6 +58,11 @@ ENDS: Final = frozenset({
     "<eos>", "<turn|>", "<|tool_response>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[",
 })  # fmt: skip
 """Tokens that end a generation by their names, whatever type the file gives them."""
+OBSERVED: Final = "<|observation|>"
+"""What a function returned, in ChatGLM 3's conversations and GLM-4's."""
+TURNS: Final = frozenset({"<|user|>", OBSERVED})
+"""Tokens that end an answer where a vocabulary has OBSERVED: these models end it with whose turn it is. Their own
+programs stop at both; a file names one of them at most."""
 FILLS: Final[Mapping[str, frozenset[str]]] = {
     "fim_pad": frozenset({"<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"}),
     "fim_rep": frozenset({"<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"}),
@@ -72,7 +77,7 @@ AROUND: Final = frozenset({
     "<|middle|>",
 })  # fmt: skip
 """Those that stand around such code: they end nothing and are control tokens, too."""
-_MARKS: Final = ENDS.union(AROUND, *FILLS.values())
+_MARKS: Final = ENDS.union(TURNS, AROUND, *FILLS.values())
 SHOWN: Final = frozenset({
     "<think>", "</think>", "[THINK]", "[/THINK]", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
     "<|tool_call|>", "<|/tool_call|>", "<|python_tag|>", "</function>", "<function_calls>", "</function_calls>",
@@ -207,7 +212,7 @@ class Tokenizer:
         """Tokens that end a text, a turn or a message, by number or by name; those names become control tokens."""
         marks = list(self._numbered(_MARKS))
         found = {text: token for token, text in marks}
-        ends = ENDS - _no_ends(found)
+        ends = ENDS.union(TURNS) - _no_ends(found)
         given = {name: values.token(name) for name in ("eos", "eot", "eom", *FILLS)}
         for name, texts in FILLS.items():
             if given[name] is None:
@@ -353,11 +358,13 @@ def _is_text(token: str) -> bool:
 
 
 def _no_ends(names: Iterable[str]) -> frozenset[str]:
-    """Names that are no ends in a vocabulary that has some others: Harmony's messages, Gemma's plain "</s>"."""
+    """Names that are no ends in a vocabulary that has some others, Harmony's messages and Gemma's plain "</s>", or that
+    lacks one, such as Phi's "<|user|>"."""
     there = set(names)
     calls = {"<|call|>", "<|calls|>"} & there
     harmony = bool(calls) and ("<|return|>" in there or "<|flush|>" in there)
-    return frozenset(["<|end|>"] * harmony + ["</s>"] * ("<|tool_response>" in there))
+    ends = ["<|end|>"] * harmony + ["</s>"] * ("<|tool_response>" in there)
+    return TURNS.union(ends) if OBSERVED not in there else frozenset(ends)
 
 
 def _engine(

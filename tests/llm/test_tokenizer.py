@@ -332,6 +332,21 @@ def test_a_value_of_the_file_names_the_fill_tokens_that_end_a_text(tmp_path: Pat
     assert found == [common | {"<PAD>"}, common | {"filler"}]
 
 
+@pytest.mark.parametrize("kind", [Kind.CONTROL, Kind.USER_DEFINED])
+def test_glms_answers_end_where_another_turn_begins(tmp_path: Path, kind: Kind) -> None:
+    """Their converters name the user's as the end of a turn, or none; without an observation the name says nothing."""
+    sound = byte_level("llama-bpe")
+    for names, more in (
+        (["<|user|>", "<|observation|>"], {"<|user|>", "<|observation|>"}),
+        (["<|user|>", "<|tool|>"], {}),
+    ):
+        tokens = [*sound.tokens, *names]
+        path = write_vocabulary(tmp_path / "v.gguf", replace(sound, tokens=tokens, kinds=[*sound.kinds, kind, kind]))
+        tokenizer = Tokenizer.load(path)
+        assert {tokens[token] for token in tokenizer.stops} == {"<|im_end|>", "<|endoftext|>", *more}
+        assert tokenizer.kinds[-2:] == [Kind.CONTROL if more else kind] * 2
+
+
 @pytest.mark.parametrize("kind", NEW)
 def test_a_text_is_cut_as_llama_cpps_present_source_does(kind: str) -> None:
     cuts = Cuts([Split(Regex(pattern), "isolated") for pattern in SPLITS[kind].patterns])
