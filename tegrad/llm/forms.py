@@ -6,7 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-THOUGHTS: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+THOUGHTS: Final = (
+    *(("<think>", "</think>"), ("[THINK]", "[/THINK]")),
+    *(("<seed:think>", "</seed:think>"), ("<thought>", "</thought>")),  # Seed-OSS, EXAONE Deep
+)
 """What stands around thoughts."""
 
 

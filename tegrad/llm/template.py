@@ -130,6 +130,8 @@ class Template:
         given |= {"messages": messages, "tools": tools, "add_generation_prompt": reply}
         if "enable_thinking" in values and "enable_thinking" not in self._source:
             given.setdefault("thinking", values["enable_thinking"])  # Granite 3's and DeepSeek 3.1's name for it
+        if values.get("enable_thinking") is False and "thinking_budget" in self._source:
+            given.setdefault("thinking_budget", 0)  # Seed-OSS's
         if tools and "xml_tools" in self._source and not {"xml_tools", "python_tools"} & values.keys():
             given["xml_tools"] = [tool.get("function", tool) for tool in tools]  # SmolLM3's name for them
         request = json.dumps({"values": given}, default=dict)

@@ -100,6 +100,9 @@ def test_smollm3_is_told_of_tools_by_the_name_that_its_template_has() -> None:
         ("{{ thinking }}", {"enable_thinking": True, "thinking": False}, "False"),
         ("{{ thinking }}", {}, ""),
         ("{{ enable_thinking }}{{ thinking }}", {"enable_thinking": True}, "True"),
+        ("{{ thinking_budget }}", {"enable_thinking": False}, "0"),
+        ("{{ thinking_budget }}", {"enable_thinking": False, "thinking_budget": 512}, "512"),
+        ("{{ thinking_budget }}", {"enable_thinking": True}, ""),
     ],
 )
 def test_the_switch_of_thoughts_has_the_name_that_the_template_has(

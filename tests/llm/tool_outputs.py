@@ -19,6 +19,8 @@ GRANITE = (
     "{% if tools %}respond only with <|tool_call|> followed by a JSON list of tools used{% endif %}<think></think>"
 )
 DEEPSEEK = "<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c></think>"
+SEED = "{%- set think_end_token = '</seed:think>' -%}{%- for item in tools %}{{ message.tool_calls }}"
+EXAONE_DEEP = "{% if '</thought>' in content %}{% endif %}{{ '\\n[|assistant|]<thought>\\n' }}"
 OLMO = "{{ tools }}<function_calls>{{ calls }}</function_calls>"
 WEATHER = ("get_weather", {"city": "Paris"})
 ADD = ("add", {"a": 1, "b": [2.5, None, True]})
@@ -52,6 +54,12 @@ RECORDED = {
     ),
     "qwen3 thinks and says": Recorded(
         QWEN3, "<think>\nEasy.\n</think>\n\nIt is **4**.\n", text="It is **4**.\n", thought="Easy.",
+    ),
+    "seed-oss thinks and says": Recorded(
+        SEED, "<seed:think>\nEasy.\n</seed:think>It is 4.", text="It is 4.", thought="Easy.",
+    ),
+    "exaone deep thinks and says": Recorded(
+        EXAONE_DEEP, "Easy.\n</thought>\n\nIt is 4.", text="It is 4.", thought="Easy.", opened=True,
     ),
     "hermes says and calls": Recorded(
         HERMES,
