@@ -34,8 +34,10 @@ class Form:
     between: tuple[str, ...] = ()
     python: bool = False
     """Calls may be written as Python does."""
-    bare: str = ""
-    """What an answer begins with that is a text, where one without it begins with a call's name."""
+    bare: str | None = None
+    """What an answer begins with that is a text, where one without it may begin with a call's name; None: none does."""
+    observed: bool = False
+    """Conversations have a call as a message with the name as its metadata, and what it returned as an observation."""
 
 
 _NAMED: Final = '{"name": "NAME", "parameters": ARGS}'
@@ -72,6 +74,9 @@ FORMS: Final = (
         call="<function=NAME>ARGS</function>", join="\n", between=(">",),
     ),
     Form("olmo", ("<function_calls>",), ("<function_calls>",), ("</function_calls>",), call=_NAMED, python=True),
+    Form(
+        "glm", ("[gMASK]<sop>", "metadata"), (), call="NAME\nARGS", between=("\n",), bare="", observed=True,
+    ),
     Form("functionary", (">>>all",), (">>>",), call="NAME\nARGS", join=">>>", between=("\n",), bare="all\n"),
     *(
         Form("llama", (mark,), ("<|python_tag|>", "<|python_start|>"), ("<|python_end|>",), call=_NAMED, python=True)

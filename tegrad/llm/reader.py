@@ -161,7 +161,7 @@ class Reader:
             self._cut(len(self._thought[1]))
             self._strip = True
         bare = self._form.bare
-        if bare and not (yield from self._begins(bare)) and self._names:
+        if bare is not None and not (bare and (yield from self._begins(bare))) and self._names:
             yield from self._region("")
         marks: tuple[str, ...] = self._form.opens if self._names else ()
         mark: str | None = ""

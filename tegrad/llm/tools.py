@@ -66,6 +66,10 @@ class Format:
         ids = "length != 9" in self._source or "length == 9" in self._source
         made = [_with_objects(message, short_ids=ids) for message in (_with_ids(messages) if ids else messages)]
         knows = re.search(r"\{[%{][^}]*\btools\b", self._source) is not None
+        if self.form.observed and knows:
+            made = _as_observed(made)
+            told = tools and re.search(r"item\[[\"']tools[\"']", self._source)  # GLM-4 of 2024: in a message
+            return _in_system(made, {"tools": list(tools)}) if tools and told else made
         if "tool_calls" not in self._source or not knows:
             made = _as_texts(made, self.form, returned=not knows)
         if not tools:
@@ -229,6 +233,21 @@ def _as_texts(messages: Sequence[Message], form: Form, *, returned: bool = True)
             if made and made[-1]["role"] == "user" and isinstance(made[-1]["content"], str):  # turns take turns
                 text = f"{made.pop()['content']}\n{text}"
         made.append({"role": role, "content": text} if calls or role != message.get("role") else message)
+    return made
+
+
+def _as_observed(messages: Sequence[Message]) -> list[Message]:
+    """Calls as messages of their own, and what they returned as observations."""
+    made: list[Message] = []
+    for message in messages:
+        calls, text = message.get("tool_calls") or (), message.get("content")
+        if message.get("role") == "tool":
+            message = {**message, "role": "observation"}
+        if text or not calls:
+            made.append({name: value for name, value in message.items() if name != "tool_calls"})
+        for function in (call["function"] for call in calls):
+            arguments = json.dumps(function["arguments"], ensure_ascii=False)
+            made.append({"role": "assistant", "metadata": function["name"], "content": arguments})
     return made
 
 

@@ -13,7 +13,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tool_outputs import DEEPSEEK, GEMMA, GRANITE, HERMES, LLAMA, MISTRAL_LIST, PHI, PLAIN, QWEN3, RECORDED, Recorded
+from tool_outputs import (
+    DEEPSEEK,
+    GEMMA,
+    GLM,
+    GLM_2024,
+    GRANITE,
+    HERMES,
+    LLAMA,
+    MISTRAL_LIST,
+    PHI,
+    PLAIN,
+    QWEN3,
+    RECORDED,
+    Recorded,
+)
 from vocabularies import byte_level, write_vocabulary
 
 from tegrad.llm.forms import FORMS, MARKS, THOUGHTS, Form
@@ -321,6 +335,19 @@ def test_calls_and_results_without_ids_have_them_where_a_template_insists() -> N
     assert [one["tool_call_id"] for one in made[1:]] == [first, second]
     assert len({first, second}) == 2
     assert {len(first), len(second)} == {9}
+
+
+def test_glm_is_told_of_calls_by_metadata_and_of_results_as_observations() -> None:
+    """Its templates leave out a message of another role than these, and know of no calls."""
+    called = {"role": "assistant", "metadata": "add", "content": '{"a": 1, "b": "x"}'}
+    returned = [{**message, "role": "observation"} for message in TALK[2:]]
+    format_ = Format.of(GLM, SHIPPED)
+    assert format_.messages(TALK, TOOLS) == format_.messages(TALK, None) == [TALK[0], called, *returned]
+    said = {**TALK[1], "content": "I add."}
+    assert format_.messages([said], TOOLS) == [{"role": "assistant", "content": "I add."}, called]
+    told = Format.of(GLM_2024, SHIPPED).messages(TALK, TOOLS)
+    assert told == [{"role": "system", "content": "", "tools": TOOLS}, TALK[0], called, *returned]
+    assert Format.of(GLM_2024, SHIPPED).messages(TALK, None) == told[1:]
 
 
 def test_a_template_that_knows_no_tools_is_told_of_them_in_texts() -> None:

@@ -21,6 +21,9 @@ GRANITE = (
 DEEPSEEK = "<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c></think>"
 SEED = "{%- set think_end_token = '</seed:think>' -%}{%- for item in tools %}{{ message.tool_calls }}"
 EXAONE_DEEP = "{% if '</thought>' in content %}{% endif %}{{ '\\n[|assistant|]<thought>\\n' }}"
+GLM = "[gMASK]<sop>{%- for tool in tools %}{% endfor %}{{ message.metadata }}"
+GLM_Z1 = f"{GLM}<think></think>"
+GLM_2024 = "[gMASK]<sop>{% if item['tools'] is defined %}{% endif %}<|{{ item['role'] }}|>{{ item['metadata'] }}"
 OLMO = "{{ tools }}<function_calls>{{ calls }}</function_calls>"
 WEATHER = ("get_weather", {"city": "Paris"})
 ADD = ("add", {"a": 1, "b": [2.5, None, True]})
@@ -60,6 +63,11 @@ RECORDED = {
     ),
     "exaone deep thinks and says": Recorded(
         EXAONE_DEEP, "Easy.\n</thought>\n\nIt is 4.", text="It is 4.", thought="Easy.", opened=True,
+    ),
+    "glm 4": Recorded(GLM, 'get_weather\n{"city": "Paris"}', (WEATHER,)),
+    "glm 4 says": Recorded(GLM, "\nadd them", text="\nadd them"),
+    "glm z1 thinks and calls": Recorded(
+        GLM_Z1, 'Easy.\n</think>\nadd\n{"a": 1, "b": [2.5, null, true]}', (ADD,), thought="Easy.", opened=True,
     ),
     "hermes says and calls": Recorded(
         HERMES,
@@ -192,6 +200,8 @@ PLAIN = {
     "a fence": (GEMMA, "So:\n```json\n[1, 2]\n```\nand\n```tool_code\nadd(1, 2)\n```\n"),
     "code that is none": (GEMMA, "[add(a=)]"),
     "code that does something": (GEMMA, "[add(a=open('x'))]"),
+    "a name that begins a text": (GLM, "add\nthem, {or} not"),
+    "a name of no function": (GLM_2024, 'rm\n{"a": 1}'),
     "a word": (PHI, "Use functools.partial for it."),
     "a thought later": (QWEN3, "It writes <think> first, then </think>."),
     "spaces": (QWEN3, " \n two\n "),
