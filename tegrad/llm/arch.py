@@ -99,6 +99,8 @@ class Arch:
     rope: Rotation
     activation: ActivationKind
     norm: NormKind
+    with_images: Rotation | None = None
+    """The rotation in files that say how many pairs rotate by an image's rows and columns; None: `rope`, too."""
     positions: Spec | None = None
     """Learned vectors, one for each position, that are added to the embedding."""
     query_norm: Spec | None = None
@@ -367,12 +369,14 @@ GLM4: Final = replace(
     attn_post_norm=OLMO2.attn_post_norm,
     ffn_post_norm=OLMO2.ffn_post_norm,
     rope="interleaved",
+    with_images="halves",
     rope_divisors=(),
     ignores_window=False,
+    values=(SECTIONS,),
 )
-"""GLM-4 and GLM-Z1 of April 2025."""
+"""GLM-4 and GLM-Z1 of April 2025, and the text models of GLM-4.1V and GLM-OCR, whose converter puts pairs elsewhere."""
 
-CHATGLM: Final = replace(GLM4, name="chatglm", qkv=FUSED_BIASED, attn_post_norm=None, ffn_post_norm=None)
+CHATGLM: Final = replace(GLM4, name="chatglm", qkv=FUSED_BIASED, attn_post_norm=None, ffn_post_norm=None, values=())
 """ChatGLM 3 and GLM-4 of 2024, and GLM-Edge, which has no biases."""
 
 GPT2: Final = Arch(
@@ -628,6 +632,8 @@ class Config:
                 f"{file.path} is of the architecture {shown(name)}; we run {', '.join(ARCHES)}: choose another model"
             )
         _refuse(get, arch)
+        if arch.with_images is not None and file.metadata.get(f"{name}.{SECTIONS}"):
+            arch = replace(arch, rope=arch.with_images)
         dim, heads = get.size(f"{name}.embedding_length"), get.size(f"{name}.attention.head_count")
         head_dim = get.size(f"{name}.attention.key_length", dim // heads)
         context, blocks = get.size(f"{name}.context_length"), get.size(f"{name}.block_count")

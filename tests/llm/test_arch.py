@@ -34,6 +34,7 @@ def read(path: Path) -> Config:
         ("llama.logit_scale", 0.25, "scales logits"),
         ("granite.rope.scaling.finetuned", False, "rotates no heads"),
         ("granite.expert_count", 4, "is a mixture of experts"),
+        ("chatglm.rope.dimension_sections", [4, 4, 8, 0], r"rotates parts of heads by other positions \(chatglm.rope"),
     ],
 )
 def test_values_that_change_the_numbers_are_refused(tmp_path: Path, key: str, value: object, said: str) -> None:
@@ -63,13 +64,6 @@ def test_a_minicpm_without_its_scales_is_incomplete(tmp_path: Path) -> None:
         path = write(tmp_path / "model.gguf", replace(SMALL, arch="minicpm", extra=extra), TYPE.F32)
         with pytest.raises(GgufError, match=f"lacks the value '{left_out}'; it is incomplete, convert it again"):
             read(path)
-
-
-def test_a_glm4_that_rotates_by_parts_of_images_is_refused(tmp_path: Path) -> None:
-    """llama.cpp then rotates other pairs of elements, for text too."""
-    extra = {"glm4.rope.dimension_sections": [4, 4, 8, 0]}
-    with pytest.raises(UnsupportedModelError, match=r"rotates parts of heads by other positions \(glm4.rope.dimension"):
-        read(write(tmp_path / "model.gguf", replace(SMALL, arch="glm4", extra=extra), TYPE.F32))
 
 
 def test_values_that_change_nothing_are_not(tmp_path: Path) -> None:

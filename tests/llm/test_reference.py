@@ -102,6 +102,16 @@ def test_what_a_gemma_says_of_its_layers_is_done_as_llama_cpp_does(
     assert np.abs(Reference(path).logits(tokens) - theirs).max() <= limit * np.abs(theirs).max()
 
 
+def test_a_glm4_that_reads_images_rotates_other_pairs(tmp_path: Path) -> None:
+    """GLM-4.1V's text model, whose queries and keys lie otherwise; for text every part of a head has one position."""
+    sections = {"glm4.rope.dimension_sections": [4, 6, 6, 0]}
+    path = write(tmp_path / "model.gguf", replace(SHAPES["glm4"], extra=sections), TYPE.F32)
+    tokens = np.random.default_rng(1).integers(0, SHAPES["glm4"].vocab, 30).tolist()
+    with llama_cpp.peer(path) as peer:
+        theirs = peer.logits(tokens)
+    assert np.abs(Reference(path).logits(tokens) - theirs).max() <= 1e-4 * np.abs(theirs).max()
+
+
 SCALES = {"attention.scale": 0.05, "embedding_scale": 0.3, "residual_scale": 3.0, "logit_scale": 0.1}
 
 
