@@ -36,6 +36,8 @@ class Form:
     """Calls may be written as Python does."""
     bare: str | None = None
     """What an answer begins with that is a text, where one without it may begin with a call's name; None: none does."""
+    parameter: tuple[str, str, str] | None = None
+    """What stands in front of, between and behind a name and a value where arguments may be written one by one."""
     observed: bool = False
     """Conversations have a call as a message with the name as its metadata, and what it returned as an observation."""
 
@@ -68,6 +70,12 @@ FORMS: Final = (
     Form(
         "granite", ("<|tool_call|>",), ("<|tool_call|>", "<tool_call>"),
         join=", ", before="<|tool_call|>[", after="]",
+    ),
+    Form(
+        "seed", ("<seed:tool_call>", "<function="), ("<seed:tool_call>", "<function="),
+        ("</function>", "</seed:tool_call>"),
+        call="<seed:tool_call>\n<function=NAME>\nARGS\n</function>\n</seed:tool_call>", join="\n", between=(">",),
+        parameter=("<parameter=", ">", "</parameter>"),
     ),
     Form(
         "functions", ("<function=",), ("<function=",), ("</function>",),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -114,9 +115,15 @@ class Reader:
     """
 
     def __init__(
-        self, form: Form, thought: tuple[str, str] | None, names: Collection[str], *, thinking: bool = False
+        self,
+        form: Form,
+        thought: tuple[str, str] | None,
+        names: Mapping[str, Mapping[str, Any]],
+        *,
+        thinking: bool = False,
     ) -> None:
-        """Of known functions by `names`; `thought` stands around thoughts, of which one is open if `thinking`."""
+        """Of known functions by `names`, with their parameters' schemas; `thought` stands around thoughts, of which one
+        is open if `thinking`."""
         self._form, self._thought, self._names = form, thought, names
         self._text = ""
         """What has come and is not told yet."""
@@ -248,10 +255,34 @@ class Reader:
         yield from self._skip(self._form.between)
         yield from self._word()  # an id, perhaps
         yield from self._skip(self._form.between)
-        if (yield from self._spaces()) != "{":
+        letter = yield from self._spaces()
+        if letter == "<" and self._form.parameter is not None:
+            yield from self._parameters(name, *self._form.parameter)
+            return
+        if letter != "{":
             raise _NoCall
         self._begin(name, self._at)
         yield from self._arguments()
+
+    def _parameters(self, name: str, front: str, between: str, behind: str) -> _Steps[None]:
+        """Arguments one by one, up to a mark that closes; each is told as JSON once it is there."""
+        end = self._form.closes[0]
+        while not self._ended and any(_may_become(self._text[self._at :], mark) for mark in (front, end)):
+            yield
+        if not self._text.startswith((front, end), self._at):
+            raise _NoCall
+        self._begin(name, self._at)
+        told = "{"
+        while (yield from self._begins(front)):
+            key = yield from self._up_to(between)
+            value = None if key is None else (yield from self._up_to(behind))
+            if key is None or value is None:
+                return
+            given = _as_json(value, self._names[name].get(key))
+            self._events.append(Arguments(self._calls - 1, f"{told}{json.dumps(key, ensure_ascii=False)}: {given}"))
+            told = ", "
+        if (yield from self._begins(end)):
+            self._events.append(Arguments(self._calls - 1, "}" if told == ", " else "{}"))
 
     def _python(self, *, listed: bool) -> _Steps[None]:
         """Calls as Python writes them, up to the list's end, or else to a mark or the end."""
@@ -357,6 +388,19 @@ class Reader:
         if found := self._text.startswith(mark, self._at):
             self._cut(self._at + len(mark))
         self._at = 0
+        return found
+
+    def _up_to(self, mark: str) -> _Steps[str | None]:
+        """Go behind a mark; what stands in front of it, None if there is none up to the end."""
+        seen = 0
+        while (at := self._text.find(mark, seen)) < 0:
+            if self._ended:
+                self._cut(len(self._text))
+                return None
+            seen = max(0, len(self._text) - len(mark))
+            yield
+        found = self._text[:at]
+        self._cut(at + len(mark))
         return found
 
     def _until(self, marks: Sequence[str], kind: _Kind) -> _Steps[str | None]:
@@ -505,6 +549,16 @@ def _whole(text: str) -> tuple[str, str]:
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise _NoCall
     return name, json.dumps(arguments, ensure_ascii=False)
+
+
+def _as_json(text: str, schema: object) -> str:
+    """A parameter's text as JSON: of a string where its schema has one, else of the JSON or the Python that it is."""
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    if "string" not in (kind if isinstance(kind, list) else [kind]) and len(text) <= MOST_PYTHON:
+        for read in (json.loads, ast.literal_eval):
+            with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+                return json.dumps(read(text), ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _python_calls(source: str, names: Collection[str]) -> list[tuple[str, str]]:

@@ -80,7 +80,7 @@ AROUND: Final = frozenset({
 _MARKS: Final = ENDS.union(TURNS, AROUND, *FILLS.values())
 SHOWN: Final = frozenset({
     "<think>", "</think>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>", "<thought>", "</thought>",
-    "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
+    "<tool_call>", "</tool_call>", "<seed:tool_call>", "</seed:tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
     "<|tool_call|>", "<|/tool_call|>", "<|python_tag|>", "</function>", "<function_calls>", "</function_calls>",
     "<|python_start|>", "<|python_end|>", "<tools>", "</tools>",
     "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>",

@@ -80,7 +80,7 @@ class Format:
 
     def reader(self, tools: Sequence[Tool] | None, *, thinking: bool = False) -> Reader:
         """For one answer; `thinking`: the prompt ends within an open thought."""
-        names = [_function(tool)["name"] for tool in tools or ()]
+        names = {one["name"]: _properties(one) for one in map(_function, tools or ())}
         return Reader(self.form, self.thought, names, thinking=thinking)
 
     def grammar(
@@ -167,6 +167,13 @@ def _rule(grammar: Grammar) -> str:
 def _function(tool: Tool) -> dict[str, Any]:
     """A tool's name, description and parameters."""
     return dict(tool.get("function", tool))
+
+
+def _properties(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schemas of a function's parameters, as far as they are any."""
+    schema = function.get("parameters")
+    found = schema.get("properties") if isinstance(schema, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
 
 
 def _arguments(function: Mapping[str, Any]) -> Any:

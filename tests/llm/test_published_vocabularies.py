@@ -207,6 +207,7 @@ def test_templates_are_rendered_as_hugging_face_does_or_refused_where_it_fails(f
 
 
 READ = (
+    "ByteDance-Seed-OSS",
     *("Bielik-11B-v3.0-Instruct", "HuggingFaceTB-SmolLM3-3B", "MiMo-VL", "Mistral-Small-3.2-24B-Instruct-2506"),
     *("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", "NousResearch-Hermes-3-Llama-3.1-8B-tool_use"),
     *("Qwen-QwQ-32B", "Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B"),
@@ -217,7 +218,7 @@ READ = (
     *("mistralai-Mistral-Nemo-Instruct-2407", "unsloth-mistral-Devstral-Small-2507"),
 )
 """Templates whose models write calls as the template writes those that were made."""
-ENDS = r"<\|im_end\|>|</s>|<\|e[o]?[tm]_id\|>|<end_of_turn>|<\|end_of_text\|>|<\|end\|>|<.end.of.sentence.>"
+ENDS = r"<\|im_end\|>|</s>|<\|e[o]?[tm]_id\|>|<end_of_turn>|<\|end_of_text\|>|<\|end\|>|<.end.of.sentence.>|<seed:eos>"
 
 
 @pytest.mark.parametrize("name", READ)

@@ -26,14 +26,16 @@ from tool_outputs import (
     PLAIN,
     QWEN3,
     RECORDED,
+    SEED,
     Recorded,
 )
 from vocabularies import byte_level, write_vocabulary
 
+from tegrad.llm.errors import ModelError
 from tegrad.llm.forms import FORMS, MARKS, THOUGHTS, Form
 from tegrad.llm.grammar import Grammar, GrammarError, Masks
 from tegrad.llm.tokenizer import SHOWN, Kind, Stream, Tokenizer
-from tegrad.llm.tools import Arguments, Call, Event, Format, Text, Thinking
+from tegrad.llm.tools import Arguments, Call, Event, Format, Said, Text, Thinking
 from tegrad.models import SMALL
 
 TOOLS = [
@@ -160,11 +162,39 @@ def test_arguments_that_are_wrong_or_cut_short_are_told_as_they_are(given_: str)
         assert more[1:] == [Arguments(0, given_), Text("ok")]
 
 
-@pytest.mark.parametrize("template", [HERMES, GEMMA, MISTRAL_LIST])
+def test_parameters_in_elements_are_what_their_schemas_say() -> None:
+    """A text that looks like a number is a text where one is due; what is none is one, too."""
+    names = {"city": "7", "a": "{'b': [True, null]}", "b": '"x"', "no": "it's", "empty": ""}
+    parts = "".join(f"<parameter={name}>{text}</parameter>\n" for name, text in names.items())
+    properties = {"city": {"type": "string"}, "b": {"type": ["string", "null"]}, "no": {"type": "integer"}}
+    tool = {"function": {"name": "f", "parameters": {"properties": properties}}}
+    for end, whole in (("</function>", True), ("", False)):
+        reader = Format.of(SEED, SHIPPED).reader([tool])
+        told = [event for letter in f"<function=f>\n{parts}{end}" for event in reader.push(letter)] + reader.finish()
+        (call,) = Said.of(told).calls
+        if whole:
+            assert call.arguments == {**names, "b": '"x"'}
+        else:
+            with pytest.raises(ModelError, match="the arguments of the call to f are no JSON object"):
+                assert call.arguments
+    assert events(SEED, ["<seed:tool_call><function=add></function>"]) == [Call(0, "add"), Arguments(0, "{}")]
+    assert events(SEED, ["<function=add><parameter=a>1"]) == [Call(0, "add")]
+
+
+@pytest.mark.parametrize("template", [HERMES, GEMMA, MISTRAL_LIST, SEED])
 def test_a_long_answer_of_marks_takes_a_time_that_grows_with_its_length(template: str) -> None:
     """What may yet become a call is not looked at again and again."""
     begun = process_time()
-    for part in ("<tool_call>", '<tool_call>{"name": "', '{"name": "{', '{"a":', "[" * 8, "\n" * 50, "```json"):
+    for part in (
+        "<tool_call>",
+        '<tool_call>{"name": "',
+        '{"name": "{',
+        '{"a":',
+        "[" * 8,
+        "\n" * 50,
+        "```json",
+        "<function=add><parameter=a>",
+    ):
         reader = Format.of(template, SHIPPED).reader(TOOLS)
         for _ in range(4000):
             reader.push(part)

@@ -19,7 +19,7 @@ GRANITE = (
     "{% if tools %}respond only with <|tool_call|> followed by a JSON list of tools used{% endif %}<think></think>"
 )
 DEEPSEEK = "<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c></think>"
-SEED = "{%- set think_end_token = '</seed:think>' -%}{%- for item in tools %}{{ message.tool_calls }}"
+SEED = "{%- for item in tools %}{{ message.tool_calls }}<seed:tool_call><function=name></function></seed:think>"
 EXAONE_DEEP = "{% if '</thought>' in content %}{% endif %}{{ '\\n[|assistant|]<thought>\\n' }}"
 GLM = "[gMASK]<sop>{%- for tool in tools %}{% endfor %}{{ message.metadata }}"
 GLM_Z1 = f"{GLM}<think></think>"
@@ -60,6 +60,17 @@ RECORDED = {
     ),
     "seed-oss thinks and says": Recorded(
         SEED, "<seed:think>\nEasy.\n</seed:think>It is 4.", text="It is 4.", thought="Easy.",
+    ),
+    "seed-oss thinks and calls twice": Recorded(
+        SEED,
+        "<seed:think>Hm.</seed:think>\n<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n"
+        "</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=add>\n<parameter=a>1</parameter>\n"
+        "<parameter=b>[2.5, None, True]</parameter>\n</function>\n</seed:tool_call>",
+        (WEATHER, ADD), thought="Hm.",
+    ),
+    "seed-oss in JSON": Recorded(
+        SEED, 'So:<seed:tool_call><function=get_weather>{"city": "Paris"}</function></seed:tool_call>', (WEATHER,),
+        text="So:",
     ),
     "exaone deep thinks and says": Recorded(
         EXAONE_DEEP, "Easy.\n</thought>\n\nIt is 4.", text="It is 4.", thought="Easy.", opened=True,
@@ -202,6 +213,8 @@ PLAIN = {
     "code that does something": (GEMMA, "[add(a=open('x'))]"),
     "a name that begins a text": (GLM, "add\nthem, {or} not"),
     "a name of no function": (GLM_2024, 'rm\n{"a": 1}'),
+    "an element of no function": (SEED, "<function=rm>\n<parameter=a>1</parameter>\n</function>"),
+    "an element that is no parameter": (SEED, "<seed:tool_call>\n<function=add>\n<a>1</a>\n</function>"),
     "a word": (PHI, "Use functools.partial for it."),
     "a thought later": (QWEN3, "It writes <think> first, then </think>."),
     "spaces": (QWEN3, " \n two\n "),
