@@ -30,7 +30,7 @@ import numpy as np
 
 from tegrad.bench import grammar, graph, peers, serve
 from tegrad.bench.dependencies import ALL_FORMS, HOPPER
-from tegrad.bench.figures import SAMPLE_TOKENS, SERVED, TARGETS, Target, better
+from tegrad.bench.figures import SAMPLE_TOKENS, SERVED, TARGETS, Target, better, target
 from tegrad.bench.gpu import opened, spawned
 from tegrad.bench.limits import decode_limit, read_bandwidth
 from tegrad.bench.models import provide
@@ -115,7 +115,13 @@ class Ways:
         given = [word for name, chosen, _ in self._given if chosen for word in (f"--{name}", chosen)]
         given += ["--steps-per-submission", str(self.steps_per_submission)] if self.steps_per_submission > 1 else []
         given += ["--alone"] if self.alone else []
-        return shlex.join(["tegrad", "bench", *(("decode", target.id, *given) if given else ("take", target.id))])
+        return shlex.join(
+            [
+                "tegrad",
+                "bench",
+                *(("decode", target.id, *given) if given or target.id not in TARGETS else ("take", target.id)),
+            ]
+        )
 
 
 # ---- ours
@@ -297,10 +303,10 @@ PEERS: Final[Mapping[str, str]] = {
 
 def take(id: str, ways: Ways | None = None) -> Record:
     """Measure one figure; its model is written first if it is not there. RecordError at once without the peer."""
-    target, ways = TARGETS[id], ways or Ways()
-    if target.kind in PEERS and not ways.alone:
-        peers.program(PEERS[target.kind])
-    return TAKERS[target.kind](target, provide(target.model), ways)
+    wanted, ways = target(id), ways or Ways()
+    if wanted.kind in PEERS and not ways.alone:
+        peers.program(PEERS[wanted.kind])
+    return TAKERS[wanted.kind](wanted, provide(wanted.model), ways)
 
 
 # ---- the command
@@ -330,7 +336,7 @@ def line(record: Record) -> Line:
     """A record's line."""
     ours, larger = record.ours.median, record.larger_is_better
     peer = record.peer.median if record.peer else None
-    goal = TARGETS[record.id].goal.level(peer, record.limit, larger=larger)
+    goal = target(record.id).goal.level(peer, record.limit, larger=larger)
     reached = None if goal is None else ours >= goal if larger else ours <= goal
     other = record.others[0].median if record.others else None
     ratio, share = better(ours, peer, larger), better(ours, record.limit, larger)
@@ -359,7 +365,7 @@ def text(row: Line) -> str:
 
 def prepare(ids: Sequence[str]) -> None:
     """Write the models of figures that are not there yet, several at a time."""
-    names = list(dict.fromkeys(TARGETS[id].model for id in ids))
+    names = list(dict.fromkeys(target(id).model for id in ids))
     list(spawned(provide, [(name,) for name in names], MAKER_PROCESSES))
 
 

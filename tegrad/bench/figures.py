@@ -419,6 +419,20 @@ TARGETS: Final[Mapping[str, Target]] = {
 }
 """In the order of their importance."""
 
+_OF_ANY: Final[Mapping[str, tuple[str, int]]] = {"decode": ("decode", 0), "prefill": ("prompt", 512)}
+"""Kind and amount of what is measured of any model, by the beginning of its id."""
+
+
+def target(id: str) -> Target:
+    """A figure's target, or what is measured of any model of `bench.models`: decode-SHAPE-FORMAT, prefill-SHAPE-FORMAT.
+
+    KeyError for neither.
+    """
+    if id in TARGETS:
+        return TARGETS[id]
+    kind, amount = _OF_ANY[(parts := id.partition("-"))[0]]
+    return Target(id, kind, parts[2], Goal(), amount)
+
 
 def published(figures: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
     """The models whose speed rows of results/figures.json tell, in the order of TARGETS.

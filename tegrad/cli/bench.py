@@ -182,7 +182,11 @@ def dependencies(
 )
 def decode(
     figures: Annotated[
-        list[str] | None, typer.Argument(help="Figures; all that are compared with llama.cpp if left out.")
+        list[str] | None,
+        typer.Argument(
+            help="Figures; all that are compared with llama.cpp if left out. Of any model: decode-SHAPE-FORMAT, "
+            "prefill-SHAPE-FORMAT, which only --out keeps."
+        ),
     ] = None,
     plan: Annotated[str, typer.Option(help="The kind of step; as `tegrad run` chooses if left out.")] = "",
     dependency: Annotated[str, typer.Option(help="How a launch waits for the one before (bench dependencies).")] = "",
@@ -199,11 +203,18 @@ def decode(
     results: Root = DEFAULT,
 ) -> None:
     """Measure decoding and prompts, ours and llama.cpp's in turn, beside the targets; exit code 1 if a figure fails."""
-    from tegrad.bench.figures import SIDE_BY_SIDE, TARGETS
+    from tegrad.bench.figures import SIDE_BY_SIDE, TARGETS, target
     from tegrad.bench.gpu import check_gpu
+    from tegrad.bench.models import ModelNameError, parse
     from tegrad.llm.start import choose_device
 
-    _known("figure", figures or (), TARGETS)
+    for name in figures or ():
+        try:
+            parse(target(name).model)
+        except KeyError:
+            _known("figure", [name], TARGETS)
+        except ModelNameError as error:
+            raise typer.BadParameter(str(error)) from error
     check_gpu()
     choose_device()
     from tegrad.bench import decode as bench
@@ -220,7 +231,7 @@ def decode(
     for line, record in bench.measured(ids, ways):
         lines.append(asdict(line))
         typer.echo(bench.text(line))
-        if record is not None:
+        if record is not None and (out is not None or record.id in TARGETS):
             _keep(record, out, results)
     _last(lines, json_)
     raise typer.Exit(any(line["error"] for line in lines))

@@ -263,9 +263,7 @@ class WithoutAttention(DecodePlan):
 
     def _make(self) -> None:
         super()._make()
-        self.launches = tuple(
-            launch for launch, kind in zip(self.launches, self.kinds, strict=True) if kind != "attention"
-        )
+        self.launches = tuple(named.launch for named in self.named if named.kind != "attention")
 
 
 @pytest.mark.board
@@ -287,7 +285,8 @@ def test_the_command_knows_its_figures_and_plans(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(gpu, "check_gpu", lambda: None)
     monkeypatch.setattr(start, "choose_device", lambda: None)
     for arguments, said in (
-        (["decode-7b-q3k"], "decode-7b-q3k"),
+        (["decode-7b-q3k"], "no model '7b-q3k'"),
+        (["mlp-1b-q6k"], "no figure mlp-1b-q6k"),
         (["decode-3b-q6k", "--plan", "some"], "many"),
         (["decode-3b-q6k", "--dependency", "some"], "chain-lean"),
         (["decode-3b-q6k", "--pick", "some"], "wgmma"),
@@ -319,6 +318,31 @@ def test_a_boards_samples_are_not_kept_beside_a_gpus(
     command += ["--out", str(tmp_path / "out")]
     assert CliRunner().invoke(bench.app, command, catch_exceptions=False).exit_code == 0
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["decode-3b-q6k.json"]
+
+
+def test_any_models_speed_can_be_measured_but_is_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from tegrad.bench import figures, gpu
+    from tegrad.cli import bench
+    from tegrad.llm import start
+
+    made = figures.target("decode-glm4-9b-q4km"), figures.target("prefill-glm4-9b-q4km")
+    assert [(one.kind, one.model, one.amount) for one in made] == [
+        ("decode", "glm4-9b-q4km", 0), ("prompt", "glm4-9b-q4km", 512)
+    ]  # fmt: skip
+    assert decode.Ways().command(made[0]) == "tegrad bench decode decode-glm4-9b-q4km"
+    ours, peer = (Side(name, "", [float(value)]) for name, value in (("tegrad", 9), ("llama.cpp", 3)))
+    taken = made[0].record(ours, peer=peer)
+    assert (decode.line(taken).ratio, decode.line(taken).goal) == (3.0, None)
+    for module, name in ((gpu, "check_gpu"), (start, "choose_device")):
+        monkeypatch.setattr(module, name, lambda: None)
+    monkeypatch.setattr(decode, "prepare", lambda ids: None)
+    monkeypatch.setattr(decode, "measured", lambda ids, ways: [(decode.line(taken), taken)])
+    command = ["decode", taken.id, "--results", str(tmp_path / "results")]
+    for more in ([], ["--out", str(tmp_path / "out")]):
+        assert CliRunner().invoke(bench.app, [*command, *more], catch_exceptions=False).exit_code == 0
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.json")] == [f"out/{taken.id}.json"]
 
 
 @pytest.mark.board

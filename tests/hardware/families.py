@@ -2,9 +2,9 @@
 
 A small random model of each shape of tests/llm/tiny_llama.py, in halves and in a packed format, and two whose rows are
 odd multiples of 32, in each format of blocks of 32, go through steps of many launches, steps of one launch, a prompt in
-chunks and a batch. Each row has the root mean square and the largest distance of the logits from the float32 reference,
-over the reference's standard deviation; where a way refuses the model, what it says. Exit code 1 where a distance is
-beyond its limit.
+chunks and a batch, in JOBS processes. Each row has the root mean square and the largest distance of the logits from the
+float32 reference, over the reference's standard deviation; where a way refuses the model, what it says. Exit code 1
+where a distance is beyond its limit.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -24,6 +26,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
 from tiny_llama import SHAPES, TYPE, Shape, write
 
+import tegrad.nv
 from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
 from tegrad.llm.errors import UnsupportedModelError
@@ -37,6 +40,7 @@ from tegrad.llm.state import State, States
 from tegrad.nv.gpu import opened
 
 TOKENS: Final = 41
+JOBS: Final = 8
 LIMITS: Final = {
     ("many", "F16"): 2e-3, ("one", "F16"): 2e-3, ("many", "Q8_0"): 0.05, ("one", "Q8_0"): 0.05,
     ("prompt", "F16"): 5e-3, ("batch", "F16"): 5e-3, ("prompt", "Q8_0"): 5e-3, ("batch", "Q8_0"): 5e-3,
@@ -89,30 +93,40 @@ WAYS: Final = {
 }
 
 
-def rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """Each shape, format and way."""
-    for name, shape in (SHAPES | ODD).items():
-        for kind in (TYPE.F16, *(BLOCKS_OF_32 if name in ODD else BLOCKS_OF_32[:1])):
-            path = write(folder / "model.gguf", replace(shape, bias=False), kind)
-            tokens = np.random.default_rng(5).integers(0, shape.vocab, TOKENS).tolist()
-            expected = Reference(path).logits(tokens)
-            for way, run in WAYS.items():
-                row: dict[str, Any] = {"model": name, "format": kind.name, "way": way}
-                try:
-                    with PackedModel.load(path, "NV") as model:
-                        found = run(model, tokens)
-                except UnsupportedModelError as refused:
-                    yield {**row, "refused": str(refused)}
-                    continue
-                off = (found - expected[-len(found) :]) / expected.std()
-                yield {**row, "rms": float(np.sqrt((off**2).mean())), "most": float(np.abs(off).max())}
+def rows(case: tuple[str, TYPE]) -> list[dict[str, Any]]:
+    """A shape in a format, each way."""
+    with TemporaryDirectory() as folder:
+        return list(_rows(Path(folder), *case))
+
+
+def _rows(folder: Path, name: str, kind: TYPE) -> Iterator[dict[str, Any]]:
+    shape = (SHAPES | ODD)[name]
+    path = write(folder / "model.gguf", replace(shape, bias=False), kind)
+    tokens = np.random.default_rng(5).integers(0, shape.vocab, TOKENS).tolist()
+    expected = Reference(path).logits(tokens)
+    for way, run in WAYS.items():
+        row: dict[str, Any] = {"model": name, "format": kind.name, "way": way}
+        try:
+            with PackedModel.load(path, "NV") as model:
+                found = run(model, tokens)
+        except UnsupportedModelError as refused:
+            yield {**row, "refused": str(refused)}
+            continue
+        off = (found - expected[-len(found) :]) / expected.std()
+        yield {**row, "rms": float(np.sqrt((off**2).mean())), "most": float(np.abs(off).max())}
+
+
+def cases() -> Iterator[tuple[str, TYPE]]:
+    """Each shape in its formats."""
+    for name in SHAPES | ODD:
+        yield from ((name, kind) for kind in (TYPE.F16, *(BLOCKS_OF_32 if name in ODD else BLOCKS_OF_32[:1])))
 
 
 def main() -> int:
     """Print each row, and keep all of them where a file is named."""
     found, far = [], 0
-    with TemporaryDirectory() as folder:
-        for row in rows(Path(folder)):
+    with ProcessPoolExecutor(JOBS, get_context("spawn"), tegrad.nv.install) as pool:
+        for row in (row for made in pool.map(rows, cases()) for row in made):
             beyond = not row.get("rms", 0.0) <= LIMITS[row["way"], "F16" if row["format"] == "F16" else "Q8_0"]
             far += beyond
             print(json.dumps(row), "FAR" if beyond else "", flush=True)
@@ -124,7 +138,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    import tegrad.nv
-
     tegrad.nv.install()
     sys.exit(main())

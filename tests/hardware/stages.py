@@ -112,7 +112,7 @@ def many(steps: Any, plan: Any, place: Any) -> Step:
 
     steps.begin(place)
     handed = 0
-    for at, (launch, kind) in enumerate(zip(plan.launches, plan.kinds, strict=True)):
+    for at, (kind, _, launch) in enumerate(plan.named):
         run(launch, launch.values)
         matrices = model.layers[min((at - 1) // 5, layers - 1)].matrices
         if kind in ("embed", "output", "down"):
