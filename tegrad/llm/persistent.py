@@ -291,7 +291,7 @@ def _most_sums(program: Program) -> int:
     """Row sums that an instruction leaves in shared memory at most."""
     most = 0
     for stage in program.stages:
-        if stage.op in (Op.PROJECT, Op.ADD, Op.GATE, Op.LOGITS):
+        if stage.op in (Op.PROJECT, Op.ADD, Op.APART, Op.GATE, Op.LOGITS):
             sizes = {id(matrix): stream_segment(matrix) for matrix in stage.matrices}
             for ins in stage.instructions:
                 if ins.op is stage.op:
