@@ -395,11 +395,14 @@ __device__ __forceinline__ float temperature(int position) {
 #endif
 }
 
-// A pair of elements turned by its angle at this position.
-__device__ __forceinline__ float2 turned(float a, float b, int pair, const float *turn, size_t sines) {
-    if (!ROPE || pair >= ROPE_PAIRS) return {a, b};
-    const float c = turn[pair], s = turn[pair + sines];
-    return {a * c - b * s, a * s + b * c};
+// Turn a pair of elements by its angle at this position.
+__device__ __forceinline__ void turn_pair(float &a, float &b, int pair, const float *turn, size_t sines) {
+    if (ROPE && pair < ROPE_PAIRS) {
+        float c = turn[pair], s = turn[pair + sines];
+        float turned = a * c - b * s;
+        b = a * s + b * c;
+        a = turned;
+    }
 }
 
 // Norm and rotate one head of q or k by a warp; where heads are normed together, `factor` has their norm.
@@ -414,7 +417,7 @@ __device__ __forceinline__ void turn_head(const float *in, const float *norm, co
         if (pair >= HEAD_DIM / 2) break;
         int2 at = pair_at(pair);
         held[i] = {in[at.x], in[at.y]};
-        if (QK_NORM == 3) held[i] = turned(held[i].x, held[i].y, pair, turn, sines);
+        if (QK_NORM == 3) turn_pair(held[i].x, held[i].y, pair, turn, sines);
         squares += held[i].x * held[i].x + held[i].y * held[i].y;
     }
     float root = factor;
@@ -426,9 +429,9 @@ __device__ __forceinline__ void turn_head(const float *in, const float *norm, co
         int2 at = pair_at(pair);
         float a = held[i].x * root, b = held[i].y * root;
         if (QK_NORM) a *= norm[at.x], b *= norm[at.y];
-        const float2 made = QK_NORM == 3 ? make_float2(a, b) : turned(a, b, pair, turn, sines);
-        out[at.x] = made.x;
-        out[at.y] = made.y;
+        if (QK_NORM != 3) turn_pair(a, b, pair, turn, sines);
+        out[at.x] = a;
+        out[at.y] = b;
     }
     __syncwarp();
 }
