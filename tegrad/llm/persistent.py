@@ -50,7 +50,7 @@ from tegrad.llm.schedule import (
 )
 from tegrad.llm.state import LOGITS_SPEC, States
 from tegrad.llm.workspace import Workspace
-from tegrad.nv.compilers import cache_dir
+from tegrad.nv.compilers import CompileFailed, cache_dir
 from tegrad.nv.gpu import Buffer, Gpu
 from tegrad.nv.program import SHARED_RESERVE, LaunchError
 from tegrad.nv.replay import Launch
@@ -62,6 +62,8 @@ MOST_POSITION_READS: Final = 16384
 Q8_POSITION_MULTIPLE: Final = 8
 """Positions that a q8_0 cache's must be a multiple of, so that the scales of a tile are whole pieces of 16 bytes."""
 BUFFERS: Final = ("program", "workspace", "states", "rings", "histories", "ends", "rope", "logits", "timestamps")
+CROWDED: Final = "shared memory holds less than two tiles"
+"""What a static_assert of the kernel says."""
 WAITING: Final = ("packets", "a counter", "a tile of weights", "a free stage", "a tile on its way")
 """What a wait is for, in the order of the kernel's `enum Waiting`; of the pipeline's, the number is the tile's."""
 
@@ -249,7 +251,8 @@ class Persistent:
         return self.shared or self.chip.smem_per_cta
 
     def load(self, device: Gpu) -> Any:
-        """The kernel, loaded on an opened NV device; LaunchError where its CTAs cannot all be on the chip at once."""
+        """The kernel, loaded on an opened NV device; LaunchError where its CTAs cannot all be on the chip at once,
+        UnsupportedModelError where a CTA's shared memory does not hold what its rows need."""
         sms, chip = _sms(device), self.chip
         fit = min(
             chip.smem_per_sm // (self.shared_bytes + SHARED_RESERVE), 32 * chip.warps_per_sm // self.tuning.threads, 1
@@ -259,9 +262,16 @@ class Persistent:
                 f"the persistent step's {self.program.ctas} CTAs wait for each other, but {sms} SMs hold {fit} each: "
                 "build its program for fewer CTAs"
             )
-        return load_kernel(
-            device, "persistent", buffers=len(BUFFERS), values=2, dynamic_shared=self.shared_bytes, **self.defines
-        )
+        try:
+            return load_kernel(
+                device, "persistent", buffers=len(BUFFERS), values=2, dynamic_shared=self.shared_bytes, **self.defines
+            )
+        except CompileFailed as failed:
+            if CROWDED not in str(failed):
+                raise
+            raise UnsupportedModelError(
+                f"{self.arch} has too little shared memory for the persistent step's {self.program.ctas} CTAs"
+            ) from None
 
     @property
     def grid(self) -> tuple[int, int, int]:

@@ -381,6 +381,13 @@ def test_more_ctas_than_the_chip_has_sms_are_refused(opened: Any, shared: int) -
         Persistent(program, opened.arch, 64, tuning=SMALL, shared=shared).load(opened)
 
 
+def test_rows_that_shared_memory_does_not_hold_are_refused(opened: Any) -> None:
+    """An Orin's 16 CTAs have more rows each than an H200's 132, of Mistral Small for one: its step is many launches."""
+    kernel = Persistent(build(make(Shape()).network, 6), opened.arch, 64, tuning=SMALL, shared=16 << 10)
+    with pytest.raises(UnsupportedModelError, match=r"too little shared memory for the persistent step's 6 CTAs"):
+        kernel.load(opened)
+
+
 def test_tiles_of_any_format_leave_room_for_a_ring() -> None:
     for kind in (Q6_K, Q4_K, Q8_0, F16, F32):
         tuning = Tuning.suited([Q6_K, kind])
