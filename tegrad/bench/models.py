@@ -423,13 +423,20 @@ def _tensors(shape: ModelShape, kind: str) -> Iterator[_Tensor]:
         if len(sizes) == 1:
             yield _plain(name, TYPE.F32, sizes, 1.0, 0.1)
         else:
-            deviation, form = _GAINS.get(spec.name, 1.0) / sizes[-1] ** 0.5, shape.format(kind, spec, layer)
+            deviation, form = _gain(config, spec) / sizes[-1] ** 0.5, shape.format(kind, spec, layer)
             if form.layout is None:
                 yield _plain(name, TYPE(form.number), sizes, 0.0, deviation)
             else:
                 yield _packed(name, form, sizes, deviation)
         if spec.bias == "must":
             yield _plain(tensor_name(spec, layer, "bias"), TYPE.F32, sizes[:1], 0.0, 0.1)
+
+
+def _gain(config: Config, spec: Spec) -> float:
+    """Of a matrix's product. A scaled embedding begins the stream as large as what blocks add to it where nothing norms
+    that, or a tied output finds the token itself the likeliest."""
+    plain = config.arch.scaled_embedding and config.arch.attn_post_norm is None
+    return 1.0 if plain and spec is config.arch.embedding else _GAINS.get(spec.name, 1.0)
 
 
 def stored(config: Config, tied: bool) -> Iterator[tuple[str, Spec, int | None, tuple[int, ...]]]:

@@ -47,6 +47,8 @@ LIMITS: Final = {
 }  # fmt: skip
 """Of root mean squares. Steps round what packed matrices read to int8; prompts and batches round all that is read to
 halves. Q8_0's are those of all packed formats."""
+DEEP: Final = 3
+"""Times as much of a model of many layers, each of which rounds anew: 64, where others have at most five."""
 ODD: Final = {
     "odd rows": Shape(dim=352, ffn=416, head_dim=64),
     "odd rows, tied": Shape(dim=288, ffn=544, head_dim=64, tied=True, arch="qwen3"),
@@ -127,7 +129,8 @@ def main() -> int:
     found, far = [], 0
     with ProcessPoolExecutor(JOBS, get_context("spawn"), tegrad.nv.install) as pool:
         for row in (row for made in pool.map(rows, cases()) for row in made):
-            beyond = not row.get("rms", 0.0) <= LIMITS[row["way"], "F16" if row["format"] == "F16" else "Q8_0"]
+            limit = LIMITS[row["way"], "F16" if row["format"] == "F16" else "Q8_0"]
+            beyond = not row.get("rms", 0.0) <= limit * (DEEP if (SHAPES | ODD)[row["model"]].layers > 6 else 1)
             far += beyond
             print(json.dumps(row), "FAR" if beyond else "", flush=True)
             found.append(row)
