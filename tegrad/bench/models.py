@@ -249,6 +249,9 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
     "olmo2-1b": ModelShape(
         "olmo2", 100352, 2048, 8192, 16, 16, 16, 128, 4096, 100257, tied=False, eps=1e-6, base=5e5, pieces="dbrx"
     ),
+    "olmo2-7b": ModelShape(
+        "olmo2", 100352, 4096, 11008, 32, 32, 32, 128, 4096, 100257, tied=False, eps=1e-6, base=5e5, pieces="dbrx"
+    ),
     "ministral3-3b": ModelShape(
         "mistral3", 131072, 3072, 9216, 26, 32, 8, 128, 262144, 1000, base=1e6, pieces="tekken",
         own={
@@ -286,6 +289,9 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
     ),
     "exaone3.5-2.4b": ModelShape(
         "exaone", 102400, 2560, 7168, 30, 32, 8, 80, 32768, 102000, base=1e6, stretch=8, pieces="exaone"
+    ),
+    "exaone3.5-7.8b": ModelShape(
+        "exaone", 102400, 4096, 14336, 32, 32, 8, 128, 32768, 102000, tied=False, base=1e6, stretch=8, pieces="exaone"
     ),
     "exaone4-1.2b": ModelShape(
         "exaone4", 102400, 2048, 4096, 30, 32, 8, 64, 65536, 102000, base=1e6, stretch=16, pieces="exaone4"

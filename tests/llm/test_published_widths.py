@@ -66,7 +66,7 @@ WIDTHS = {
     "GLM-4 9B": Width("glm4", 4096, 13696, 32, 2, 128),
     "GLM-4 32B": Width("glm4", 6144, 23040, 48, 2, 128),
     "StarCoder 2 15B": Width("starcoder2", 6144, 24576, 48, 4, 128),
-    "Minitron 8B": Width("nemotron", 4096, 16384, 48, 8, 128),
+    "Nemotron-Mini 4B": Width("nemotron", 3072, 9216, 24, 8, 128),
     "AFM 4.5B": Width("arcee", 2560, 18432, 20, 4, 128),
     "GPT-2 XL": Width("gpt2", 1600, 6400, 25, 25, 64),
 }
