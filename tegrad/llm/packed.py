@@ -265,9 +265,10 @@ class PackedModel(Closing):
 
     @property
     def narrow(self) -> bool:
-        """Whether packed rows are no multiple of 256, of which the step in one launch computes fewer at a time."""
+        """Whether packed rows that read the stream are no multiple of 256, of which the step in one launch computes fewer
+        at a time."""
         matrices = [self.output, *(one for layer in self.layers for one in (*layer.qkv, *layer.matrices.values()))]
-        return any(matrix.columns % 256 for matrix in matrices if matrix.kind not in PLAIN)
+        return self.config.dim % 256 != 0 and any(matrix.kind not in PLAIN for matrix in matrices)
 
     def close(self) -> None:
         """Free the weights. Closing twice is harmless."""
