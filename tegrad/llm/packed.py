@@ -265,7 +265,7 @@ class PackedModel(Closing):
 
     @property
     def narrow(self) -> bool:
-        """Whether packed rows that read the stream are no multiple of 256: the step in one launch takes fewer at a time."""
+        """Whether packed rows of the stream are no multiple of 256: the step in one launch takes fewer at a time."""
         matrices = [self.output, *(one for layer in self.layers for one in (*layer.qkv, *layer.matrices.values()))]
         return self.config.dim % 256 != 0 and any(matrix.kind not in PLAIN for matrix in matrices)
 
