@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from tegrad.bench import models
+from tegrad.llm.arch import ARCHES
 from tegrad.llm.cache import KvCache
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.packed import PackedModel
@@ -22,7 +23,6 @@ from tegrad.llm.prefill import Prefill
 from tegrad.llm.rows import floats
 from tegrad.llm.state import State, States
 
-pytestmark = [pytest.mark.long, pytest.mark.board]
 TOKENS = [5, 17]
 NEAR = {"one": 0.1, "prompt": 0.2}
 """Standard deviations of the logits: prompts round nothing to 8 bits."""
@@ -68,6 +68,11 @@ WIDTHS = {
     "StarCoder 2 15B": Width("starcoder2", 6144, 24576, 48, 4, 128),
     "Nemotron-Mini 4B": Width("nemotron", 3072, 9216, 24, 8, 128),
     "AFM 4.5B": Width("arcee", 2560, 18432, 20, 4, 128),
+    "SmolLM3 3B": Width("smollm3", 2048, 11008, 16, 4, 128),
+    "ERNIE 4.5 0.3B": Width("ernie4_5", 1024, 3072, 16, 2, 128),
+    "Qwen 2.5 VL 7B": Width("qwen2vl", 3584, 18944, 28, 4, 128),
+    "Qwen 3 VL 8B": Width("qwen3vl", 4096, 12288, 32, 8, 128),
+    "GLM-4 9B of 2024": Width("chatglm", 4096, 13696, 32, 2, 128),
     "GPT-2 XL": Width("gpt2", 1600, 6400, 25, 25, 64),
 }
 """At least one of each family, and those whose rows are no whole blocks of 256 or whose groups are large."""
@@ -118,6 +123,12 @@ def steps(kind: type[Any], model: PackedModel) -> np.ndarray:
     return np.array(found)
 
 
+def test_every_family_has_a_width() -> None:
+    assert {width.arch for width in WIDTHS.values()} == set(ARCHES)
+
+
+@pytest.mark.long
+@pytest.mark.board
 @pytest.mark.parametrize("device", ["gh100", "agx-orin-64gb"], indirect=True)
 @pytest.mark.parametrize("name", WIDTHS)
 def test_one_launch_and_prompts_find_what_many_launches_do(tmp_path: Path, device: Any, name: str) -> None:
