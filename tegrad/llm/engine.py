@@ -143,7 +143,7 @@ class Engine(Closing):
         self._near = False
         if not isinstance(self.plan, PersistentPlan):
             return
-        with suppress(MemoryError):
+        with suppress(MemoryError, UnsupportedModelError):
             far = PersistentPlan(self.model, self._states, self._cache)
             for loop in self._loops.values():
                 loop.close()

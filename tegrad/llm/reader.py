@@ -18,6 +18,8 @@ T = TypeVar("T")
 MOST_PYTHON: Final = 1 << 16
 """Characters of calls written in Python."""
 MOST_WORD: Final = 256
+_LINE: Final = ("\n",)
+"""What stands between a name and arguments in forms that have no other mark there, nor an id."""
 KEYS: Final = ("name", "arguments", "parameters", "type", "function", "id")
 """What the JSON of a call may begin with."""
 FIRST_KEY: Final = re.compile(r'\{\s*"([^"]*)"\s*:')
@@ -249,12 +251,17 @@ class Reader:
 
     def _named(self) -> _Steps[None]:
         """A name, and arguments behind it."""
-        name = yield from self._word()
+        name = yield from self._name()
         if name not in self._names:
             raise _NoCall
+        end = self._at
         yield from self._skip(self._form.between)
-        yield from self._word()  # an id, perhaps
-        yield from self._skip(self._form.between)
+        if self._form.between == _LINE:
+            if (yield from self._spaces()) and "\n" not in self._text[end : self._at]:
+                raise _NoCall
+        else:
+            yield from self._word()  # an id, perhaps
+            yield from self._skip(self._form.between)
         letter = yield from self._spaces()
         if letter == "<" and self._form.parameter is not None:
             yield from self._parameters(name, *self._form.parameter)
@@ -266,10 +273,10 @@ class Reader:
 
     def _parameters(self, name: str, front: str, between: str, behind: str) -> _Steps[None]:
         """Arguments one by one, up to a mark that closes; each is told as JSON once it is there."""
-        end = self._form.closes[0]
-        while not self._ended and any(_may_become(self._text[self._at :], mark) for mark in (front, end)):
+        marks = front, *self._form.closes
+        while not self._ended and any(_may_become(self._text[self._at :], mark) for mark in marks):
             yield
-        if not self._text.startswith((front, end), self._at):
+        if not self._text.startswith(marks, self._at):
             raise _NoCall
         self._begin(name, self._at)
         told = "{"
@@ -281,8 +288,10 @@ class Reader:
             given = _as_json(value, self._names[name].get(key))
             self._events.append(Arguments(self._calls - 1, f"{told}{json.dumps(key, ensure_ascii=False)}: {given}"))
             told = ", "
-        if (yield from self._begins(end)):
-            self._events.append(Arguments(self._calls - 1, "}" if told == ", " else "{}"))
+        for end in self._form.closes:
+            if (yield from self._begins(end)):
+                self._events.append(Arguments(self._calls - 1, "}" if told == ", " else "{}"))
+                return
 
     def _python(self, *, listed: bool) -> _Steps[None]:
         """Calls as Python writes them, up to the list's end, or else to a mark or the end."""
@@ -355,6 +364,15 @@ class Reader:
         while (letter := (yield from self._letter())).isspace():
             self._at += 1
         return letter
+
+    def _name(self) -> _Steps[str]:
+        """Go behind a word that a known function's name begins with: no call as soon as it is none's."""
+        begin = self._at
+        while (letter := (yield from self._letter())) and (letter.isalnum() or letter in "_.-"):
+            self._at += 1
+            if not any(name.startswith(self._text[begin : self._at]) for name in self._names):
+                raise _NoCall
+        return self._text[begin : self._at]
 
     def _word(self) -> _Steps[str]:
         """Go behind a word of letters that names have."""
@@ -553,12 +571,26 @@ def _whole(text: str) -> tuple[str, str]:
 
 def _as_json(text: str, schema: object) -> str:
     """A parameter's text as JSON: of a string where its schema has one, else of the JSON or the Python that it is."""
-    kind = schema.get("type") if isinstance(schema, Mapping) else None
-    if "string" not in (kind if isinstance(kind, list) else [kind]) and len(text) <= MOST_PYTHON:
+    kinds = _types(schema, text)
+    if text == "null" and "null" in kinds:
+        return text
+    if "string" not in kinds and len(text) <= MOST_PYTHON:
         for read in (json.loads, ast.literal_eval):
             with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-                return json.dumps(read(text), ensure_ascii=False)
+                return json.dumps(read(text), ensure_ascii=False, allow_nan=False)
     return json.dumps(text, ensure_ascii=False)
+
+
+def _types(schema: object, text: str) -> set[str]:
+    """The types that a schema allows by name, in a choice, or because a text is among its values."""
+    if not isinstance(schema, Mapping):
+        return set()
+    named, values = schema.get("type"), schema.get("enum")
+    found = {kind for kind in (named if isinstance(named, list) else [named]) if isinstance(kind, str)}
+    if text == schema.get("const") or (isinstance(values, list) and text in values):
+        found.add("string")
+    choices = [schema.get("anyOf"), schema.get("oneOf")]
+    return found.union(*(_types(one, text) for choice in choices if isinstance(choice, list) for one in choice))
 
 
 def _python_calls(source: str, names: Collection[str]) -> list[tuple[str, str]]:

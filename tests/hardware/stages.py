@@ -112,9 +112,9 @@ def many(steps: Any, plan: Any, place: Any) -> Step:
 
     steps.begin(place)
     handed = 0
-    for at, (kind, _, launch) in enumerate(plan.named):
+    for kind, layer, launch in plan.named:
         run(launch, launch.values)
-        matrices = model.layers[min((at - 1) // 5, layers - 1)].matrices
+        matrices = model.layers[layer or 0].matrices
         if kind in ("embed", "output", "down"):
             step.stream(stream(handed), layers)
             handed += 1

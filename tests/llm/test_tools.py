@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from time import process_time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,6 +180,38 @@ def test_parameters_in_elements_are_what_their_schemas_say() -> None:
                 assert call.arguments
     assert events(SEED, ["<seed:tool_call><function=add></function>"]) == [Call(0, "add"), Arguments(0, "{}")]
     assert events(SEED, ["<function=add><parameter=a>1"]) == [Call(0, "add")]
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "read"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "12345", "12345"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"oneOf": [{"type": "integer"}, {"type": "null"}]}, "7", 7),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": [1, 2]}, "1", 1),
+        ({"const": "1"}, "1", "1"),
+        ({"type": "number"}, "NaN", "NaN"),
+    ],
+)
+def test_a_parameter_in_an_element_is_of_a_type_that_its_schema_allows(
+    schema: dict[str, Any], text: str, read: object
+) -> None:
+    """Pydantic has an optional text as a choice."""
+    tool = {"function": {"name": "f", "parameters": {"properties": {"a": schema}}}}
+    reader = Format.of(SEED, SHIPPED).reader([tool])
+    told = reader.push(f"<function=f><parameter=a>{text}</parameter></function>") + reader.finish()
+    (call,) = Said.of(told).calls
+    assert call.arguments == {"a": read}
+
+
+def test_a_text_is_told_as_soon_as_it_can_begin_with_no_functions_name() -> None:
+    """Letters that are no function's: Chinese has no spaces between words."""
+    reader = Format.of(GLM, SHIPPED).reader(TOOLS)
+    assert reader.push("天") == [Text("天")]
+    reader = Format.of(GLM, SHIPPED).reader(TOOLS)
+    assert reader.push("get_") == []
+    assert reader.push("up") == [Text("get_up")]
 
 
 @pytest.mark.parametrize("template", [HERMES, GEMMA, MISTRAL_LIST, SEED])

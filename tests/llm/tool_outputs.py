@@ -68,6 +68,10 @@ RECORDED = {
         "<parameter=b>[2.5, None, True]</parameter>\n</function>\n</seed:tool_call>",
         (WEATHER, ADD), thought="Hm.",
     ),
+    "seed-oss leaves an end out": Recorded(
+        SEED, "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n</seed:tool_call>",
+        (WEATHER,),
+    ),
     "seed-oss in JSON": Recorded(
         SEED, 'So:<seed:tool_call><function=get_weather>{"city": "Paris"}</function></seed:tool_call>', (WEATHER,),
         text="So:",
@@ -212,6 +216,8 @@ PLAIN = {
     "code that is none": (GEMMA, "[add(a=)]"),
     "code that does something": (GEMMA, "[add(a=open('x'))]"),
     "a name that begins a text": (GLM, "add\nthem, {or} not"),
+    "a name and braces in one line": (GLM, "get_weather {see below} is set"),
+    "a name, and a word before braces": (GLM, "add\nthem {all}"),
     "a name of no function": (GLM_2024, 'rm\n{"a": 1}'),
     "an element of no function": (SEED, "<function=rm>\n<parameter=a>1</parameter>\n</function>"),
     "an element that is no parameter": (SEED, "<seed:tool_call>\n<function=add>\n<a>1</a>\n</function>"),
