@@ -320,7 +320,7 @@ EXAONE4: Final = replace(
 """EXAONE 4, of which the one with 32 billion weights has windows."""
 
 MINICPM: Final = replace(LLAMA, name="minicpm", values=SCALES[1:], needs=SCALES[1:], rope_divisors=LONG_ROPE)
-"""MiniCPM, but 3. Files of old converters lack its scales."""
+"""MiniCPM, but not MiniCPM 3. Files of old converters lack its scales."""
 
 GRANITE: Final = replace(LLAMA, name="granite", values=SCALES, turned_by="rope.scaling.finetuned")
 """Granite 3, without experts."""

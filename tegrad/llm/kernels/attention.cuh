@@ -7,15 +7,16 @@
 //
 // Macros: HEADS, KV_HEADS, HEAD_DIM, POSITIONS (of the cache), ROPE (0 none, 1 neighbours, 2 halves) and ROPE_PAIRS,
 // CACHE_Q8 (0: f16, 1: q8_0), QK_NORM and QK_EPS, or else EPS (RMS norm: 1 of each query and key head, 2 of all queries
-// and of all keys, 3 of each rotated head), ATTENTION_WARPS (of a CTA), ATTENTION_LOADS (rows of K that a lane has in flight), SPLITS (of a KV
-// head at most), SPLIT_ROWS (positions that make another split worth its while), SPLIT_FROM (positions that one split
-// takes alone), ATTENTION_SYNC (barrier of the CTA's ATTENTION_WARPS warps); ATTENTION_SCALE (of products of queries
-// and keys, where it is not 1 / sqrt(HEAD_DIM)), SCORE_CAP (scores become SCORE_CAP * tanh(score / SCORE_CAP)), WINDOW
-// (positions that are attended to, the token's own included; 0: all. The cache then is a ring: a position lies in row
-// position % POSITIONS), RINGS (1: rows and windows come with each cache, as numbers), CACHE_HEADS (KV heads, where
-// KV_HEADS counts groups of their query heads), TEMPERATURE (queries are multiplied by 1 + TEMPERATURE *
-// log(1 + position / TEMPERATURE_PERIOD)), BLOCK_POSITIONS (of a block, where the cache is a pool of them; 0: a
-// sequence's positions follow each other), TABLE_BLOCKS (of a sequence in the table).
+// and of all keys, 3 of each rotated head), ATTENTION_WARPS (of a CTA), ATTENTION_LOADS (rows of K that a lane has in
+// flight), SPLITS (of a KV head at most), SPLIT_ROWS (positions that make another split worth its while), SPLIT_FROM
+// (positions that one split takes alone), ATTENTION_SYNC (barrier of the CTA's ATTENTION_WARPS warps);
+// ATTENTION_SCALE (of products of queries and keys, where it is not 1 / sqrt(HEAD_DIM)), SCORE_CAP (scores become
+// SCORE_CAP * tanh(score / SCORE_CAP)), WINDOW (positions that are attended to, the token's own included; 0: all.
+// The cache then is a ring: a position lies in row position % POSITIONS), RINGS (1: rows and windows come with each
+// cache, as numbers), CACHE_HEADS (KV heads, where KV_HEADS counts groups of their query heads), TEMPERATURE
+// (queries are multiplied by 1 + TEMPERATURE * log(1 + position / TEMPERATURE_PERIOD)), BLOCK_POSITIONS (of a block,
+// where the cache is a pool of them; 0: a sequence's positions follow each other), TABLE_BLOCKS (of a sequence in
+// the table).
 #pragma once
 #include "last_arriving.cuh"
 #include <cuda_fp16.h>

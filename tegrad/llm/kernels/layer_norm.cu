@@ -2,8 +2,8 @@
 // + bias. Packed matrices cannot do without this launch: the mean is known only after all of x.
 //
 // Macros: K (a multiple of 16), EPS, THREADS (a multiple of 32), OUT_X (1: y as floats), OVERLAP
-// Grid: 1 block of THREADS. Arguments: x f32 (K), weight f32 (K), bias f32 (K), q s8 (K), s f32 (K / 16: a scale per 16),
-//   [y f32 (K)]
+// Grid: 1 block of THREADS. Arguments: x f32 (K), weight f32 (K), bias f32 (K), q s8 (K), s f32 (K / 16: a scale per
+//   16), [y f32 (K)]
 #include "overlap.cuh"
 
 static_assert(K % 16 == 0, "16 elements share a scale");
