@@ -84,7 +84,7 @@ class Product:
         if self.joins and self.norm == "layer":
             raise UnsupportedModelError("a norm after a block is run with root mean squares alone")
         if self.packed and self.norm == "layer":
-            raise UnsupportedModelError("packed matrices read what another launch has normed by its mean")
+            raise UnsupportedModelError("a layer norm before packed matrices is a launch of its own")
         if self.gated and self.parts[0] != self.parts[1]:
             raise UnsupportedModelError("gate and up matrices differ in format: convert the model with one for both")
 
