@@ -115,13 +115,8 @@ class Ways:
         given = [word for name, chosen, _ in self._given if chosen for word in (f"--{name}", chosen)]
         given += ["--steps-per-submission", str(self.steps_per_submission)] if self.steps_per_submission > 1 else []
         given += ["--alone"] if self.alone else []
-        return shlex.join(
-            [
-                "tegrad",
-                "bench",
-                *(("decode", target.id, *given) if given or target.id not in TARGETS else ("take", target.id)),
-            ]
-        )
+        way = ("decode", target.id, *given) if given or target.id not in TARGETS else ("take", target.id)
+        return shlex.join(["tegrad", "bench", *way])
 
 
 # ---- ours

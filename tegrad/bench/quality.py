@@ -64,8 +64,7 @@ _SHAPES: Final[Mapping[str, tuple[str, ...]]] = {
     "q6k": ("1b", "gemma2-2b", "ministral3-3b", "minicpm-2b", "qwen3-vl-2b", "glm4-9b"),
     "q8_0": (
         *("1b", "qwen3-0.6b", "olmo2-1b", "gemma-2b", "ernie4.5-0.3b", "qwen3-vl-2b", "exaone4-1.2b"),
-        "exaone3.5-7.8b",
-        *("starcoder2-3b", "nemotron-mini-4b", "afm-4.5b", "hunyuan-1.8b"),
+        *("exaone3.5-7.8b", "starcoder2-3b", "nemotron-mini-4b", "afm-4.5b", "hunyuan-1.8b"),
     ),
     "iq4_nl": ("1b", "smollm3-3b"),
     "iq4_xs": ("1b", "olmo2-1b"),

@@ -185,7 +185,7 @@ def decode(
         list[str] | None,
         typer.Argument(
             help="Figures; all that are compared with llama.cpp if left out. Of any model: decode-SHAPE-FORMAT, "
-            "prefill-SHAPE-FORMAT, which only --out keeps."
+            "prefill-SHAPE-FORMAT, kept only with --out."
         ),
     ] = None,
     plan: Annotated[str, typer.Option(help="The kind of step; as `tegrad run` chooses if left out.")] = "",

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from decode_steps import decode
 
 from tegrad.bench import models
 from tegrad.llm.arch import ARCHES
@@ -20,8 +21,7 @@ from tegrad.llm.packed import PackedModel
 from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import Prefill
-from tegrad.llm.rows import floats
-from tegrad.llm.state import State, States
+from tegrad.llm.state import States
 
 TOKENS = [5, 17]
 NEAR = {"one": 0.1, "prompt": 0.2}
@@ -108,17 +108,13 @@ def written(path: Path, width: Width) -> Path:
 
 def steps(kind: type[Any], model: PackedModel) -> np.ndarray:
     """The logits of a step for each token."""
-    found, gpu = [], model.device
-    states = States(gpu)
+    gpu, states = model.device, States(model.device)
     with (
         KvCache(gpu, model.config, 4096) as cache,
         kind(model, states, cache) as plan,
         gpu.record(plan.launches) as step,
     ):
-        for at, token in enumerate(TOKENS):
-            states.write(0, State(position=at, token=token, limit=4096, active=1))
-            step.wait(step.run())
-            found.append(floats(gpu, plan.logits, model.config.vocab).copy())
+        found = [decode(gpu, plan, states, step, at, token, 4096) for at, token in enumerate(TOKENS)]
     states.close()
     return np.array(found)
 

@@ -4,22 +4,10 @@
 // Macros: K (a multiple of 16), EPS, THREADS (a multiple of 32), OUT_X (1: y as floats), OVERLAP
 // Grid: 1 block of THREADS. Arguments: x f32 (K), weight f32 (K), bias f32 (K), q s8 (K), s f32 (K / 16: a scale per
 //   16), [y f32 (K)]
+#include "block_sum.cuh"
 #include "overlap.cuh"
 
 static_assert(K % 16 == 0, "16 elements share a scale");
-
-static __device__ __forceinline__ float block_sum(float value) {
-    __shared__ float sums[THREADS / 32];
-#pragma unroll
-    for (int step = 16; step; step /= 2) value += __shfl_xor_sync(0xffffffffu, value, step);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = value;
-    __syncthreads();
-    value = 0;
-#pragma unroll
-    for (int i = 0; i < THREADS / 32; i++) value += sums[i];
-    return value;
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS) layer_norm(
     const float *x, const float *weight, const float *bias, signed char *q, float *s

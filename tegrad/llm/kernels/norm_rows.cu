@@ -7,22 +7,10 @@
 // COLUMNS; NORM: 0 as it is; 1 by the root mean square; 2 by mean and variance, with a bias; EPS; LAST: 1 takes the
 // chunk's last token to row 0; THREADS. Grid: tokens (1 where LAST). Block: THREADS, a multiple of 32.
 #include "async.cuh"
+#include "block_sum.cuh"
 #include "chunk.cuh"
 #include "overlap.cuh"
 #include <cuda_fp16.h>
-
-static __device__ __forceinline__ float block_sum(float value) {
-    __shared__ float sums[THREADS / 32];
-#pragma unroll
-    for (int step = 16; step; step /= 2) value += __shfl_xor_sync(0xffffffffu, value, step);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = value;
-    __syncthreads();
-    value = 0;
-#pragma unroll
-    for (int i = 0; i < THREADS / 32; i++) value += sums[i];
-    return value;
-}
 
 #ifndef JOIN
 #define JOIN 0
