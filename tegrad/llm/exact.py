@@ -23,7 +23,7 @@ from tegrad.llm.chips import Role
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import PLAIN, SET
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.interpreter import round_scale
+from tegrad.llm.interpreter import quarters, rescaled, round_scale
 from tegrad.llm.network import Add, Attend, Gate, Op, Project, Spec
 from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS, attended, capped
 from tegrad.llm.reference import expanded
@@ -323,7 +323,8 @@ def by_sets(role: Role, x: Floats) -> Floats:
 
 def by_units(config: Config, ctas: int) -> Rounding:
     """As the step in one launch does on so many CTAs: sets of 16 have a scale of 10 bits, but each half one of its own
-    where two CTAs wrote them; what reads them then brings the smaller half to the scale of the larger one."""
+    where two CTAs wrote them; what reads them then brings the smaller half to the scale of the larger one, by two bits
+    more of each element."""
 
     def owners(role: Role) -> NDArray[np.int64]:
         units = config.size(WIDTHS[role]) // UNIT
@@ -341,10 +342,11 @@ def by_units(config: Config, ctas: int) -> Rounding:
         alone = (halves[role] != halves[role][:, :1]).any(axis=-1, keepdims=True)
         peak = np.where(alone, peak, peak.max(axis=-1, keepdims=True))
         scale = round_scale(peak)[..., None].astype(np.float64)
-        levels = np.rint(np.divide(units, scale, out=np.zeros_like(units), where=scale > 0))
+        levels = np.divide(units, scale, out=np.zeros_like(units), where=scale > 0)
+        q = np.rint(levels)
         larger = scale.max(axis=-2, keepdims=True)
         ratio = np.divide(scale, larger, out=np.ones_like(scale), where=larger > 0)
-        made: Floats = (np.rint(levels * ratio) * larger).reshape(x.shape)
+        made: Floats = (rescaled(q, quarters(levels, q), ratio) * larger).reshape(x.shape)
         return made
 
     return rounded

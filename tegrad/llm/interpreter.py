@@ -53,6 +53,19 @@ def round_squares(squares: Floats) -> Floats:
     return rounded
 
 
+def quarters(shares: Floats, q: Floats) -> Floats:
+    """In which quarter of its step each element lies, 0 to 3: `shares` are steps, `q` the nearest whole ones."""
+    found: Floats = np.rint((shares - q) * 3.99 + 1.5)
+    return found
+
+
+def rescaled(q: Floats, quarter: Floats, ratio: Floats) -> Floats:
+    """Elements at another scale, `ratio` of theirs: from the middles of their quarters; as they are where it is 1."""
+    middles = q + quarter * np.float32(0.25) - np.float32(0.375)
+    made: Floats = np.where(ratio == 1, q, np.rint(middles * ratio))
+    return made
+
+
 @dataclass
 class Travelling:
     """A vector between CTAs, (n,) elements in units of 8; `stage` tells of each element which stage wrote it."""
@@ -61,6 +74,8 @@ class Travelling:
     floats: Floats = field(init=False)
     """The elements, where they travel as floats."""
     q: NDArray[np.int8] = field(init=False)
+    quarter: NDArray[np.int8] = field(init=False)
+    """Of each element: see `quarters`. A reader asks where the other half of a set of 16 is another CTA's."""
     scale: Floats = field(init=False)
     """Of each unit, where elements travel as int8."""
     squares: Floats = field(init=False)
@@ -70,6 +85,7 @@ class Travelling:
     def __post_init__(self) -> None:
         units = -(-self.size // UNIT)
         self.floats, self.q = np.zeros(self.size, np.float32), np.zeros(self.size, np.int8)
+        self.quarter = np.zeros(self.size, np.int8)
         self.scale, self.squares = np.zeros(units, np.float32), np.zeros(units, np.float32)
         self.stage = np.full(self.size, -1, np.int32)
 
@@ -87,6 +103,8 @@ class Travelling:
             code = np.ascontiguousarray(packets[:, 0, 8:12]).view(np.uint32).reshape(-1)
             made.scale = (code >> 15 << 14).view(np.float32)
             made.squares = ((code & 0x7FFF) << 16).view(np.float32)
+            low, high = (np.unpackbits(packets[:, 0, at], bitorder="little").view(np.int8) for at in (14, 15))
+            made.quarter = low + 2 * high
         return made
 
     def write(self, first: int, values: Floats, squares: Floats, floats: bool, stage: int) -> None:
@@ -104,7 +122,8 @@ class Travelling:
         peak = np.array([peak[pair == at].max() for at in pair], np.float32)
         scale = round_scale(peak)
         shares = np.divide(values, np.repeat(scale, UNIT), out=np.zeros(count), where=np.repeat(scale, UNIT) > 0)
-        self.q[first : first + count] = np.rint(shares).astype(np.int8)
+        q = np.rint(shares)
+        self.q[first : first + count], self.quarter[first : first + count] = q, quarters(shares, q)
         self.scale[units], self.squares[units] = scale, round_squares(sums)
 
     def staged(self, floats: bool) -> Floats:
@@ -114,7 +133,8 @@ class Travelling:
         scale = self.scale.reshape(-1, SET // UNIT).max(axis=1)
         both = np.repeat(scale, SET // UNIT)
         ratio = np.divide(self.scale, both, out=np.ones_like(both), where=both > 0)
-        q = np.rint(self.q.reshape(-1, UNIT).astype(np.float32) * ratio[:, None])
+        own, quarter = (each.reshape(-1, UNIT).astype(np.float32) for each in (self.q, self.quarter))
+        q = rescaled(own, quarter, ratio[:, None])
         elements: Floats = q.astype(np.float64).reshape(-1) * np.repeat(both.astype(np.float64), UNIT)
         return elements
 

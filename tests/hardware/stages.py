@@ -160,13 +160,13 @@ def one(steps: Any, plan: Any, place: Any) -> Step:
 
 
 def _handed(arrived: Travelling, floats: bool, factor: float = 1.0) -> Handed:
-    """A vector that travelled between CTAs. Where halves of a set have scales of their own, the smaller half is rounded
-    once more, to the larger scale, by whoever reads it."""
+    """A vector that travelled between CTAs. Where halves of a set have scales of their own, the smaller half is known
+    to a quarter of its step, and rounded once more, to the larger scale, by whoever reads it."""
     if floats:
         return Handed(arrived.staged(True), 0.0, factor)
     own = arrived.scale.astype(np.float64).reshape(-1, SET // UNIT)
     larger = own.max(axis=1, keepdims=True)
-    allowed = own / 2 + np.where(own == larger, 0, larger / 2)
+    allowed = np.where(own == larger, own / 2, own / 8 + larger / 2)
     return Handed(arrived.staged(False), np.repeat(allowed.reshape(-1), UNIT), factor)
 
 

@@ -244,12 +244,21 @@ __device__ __forceinline__ float quotient(float a, float b) {
     return fmaf(fmaf(-near, b, a), inverse, near);
 }
 
-// Four int8 times a factor of at most 1.
-__device__ __forceinline__ unsigned rescale(unsigned bytes, float factor) {
+// Where two CTAs may write halves of a set, a packet has half an epoch, as none that is read is older than a step, and
+// of each element two bits more: in which quarter of its step it lay.
+constexpr unsigned EPOCH_KNOWN = SPLIT_SETS ? 0xffff : EVERY;
+static_assert(!SPLIT_SETS || STAGES < 0x10000, "steps are told apart by half an epoch");
+
+// Four bits, a byte for each.
+__device__ __forceinline__ unsigned spread(unsigned bits) { return (bits & 15) * 0x204081 & 0x01010101; }
+
+// Four int8 whose quarters are given, a byte for each, times a factor of at most 1.
+__device__ __forceinline__ unsigned rescale(unsigned bytes, unsigned quarters, float factor) {
     unsigned result = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const int q = __float2int_rn((float)(signed char)(bytes >> (8 * i)) * factor);
+        const float whole = (float)(signed char)(bytes >> (8 * i)), quarter = (float)(quarters >> (8 * i) & 255);
+        const int q = __float2int_rn((fmaf(quarter, 0.25f, whole) - 0.375f) * factor);
         result |= (q & 255u) << (8 * i);
     }
     return result;
@@ -272,7 +281,7 @@ __device__ __forceinline__ float stage_packets(Work &work, const unsigned char *
             asm volatile("" : "+r"(places[i]));
         }
         load_packets(v, 2 * limit, [=](int i) { return from + 32 * (first + i / 2 * threads) + 16 * (i & 1); },
-                     [=](int) { return epoch; });
+                     [=](int) { return epoch; }, EPOCH_KNOWN);
 #pragma unroll
         for (int i = 0; i < Count; i++) {
             if (i >= limit) break;
@@ -283,7 +292,9 @@ __device__ __forceinline__ float stage_packets(Work &work, const unsigned char *
             if (SPLIT_SETS && a != b) {  // the halves come from two CTAs: the smaller one takes the larger one's scale
                 const float factor = quotient(fminf(a, b), scale);
                 const uint2 small = a < b ? make_uint2(q.x, q.y) : make_uint2(q.z, q.w);
-                const uint2 made = make_uint2(rescale(small.x, factor), rescale(small.y, factor));
+                const unsigned rest = (a < b ? low.w : high.w) >> 16;
+                const uint2 made = make_uint2(rescale(small.x, spread(rest) + 2 * spread(rest >> 8), factor),
+                                              rescale(small.y, spread(rest >> 4) + 2 * spread(rest >> 12), factor));
                 if (a < b) q.x = made.x, q.y = made.y;
                 else q.z = made.x, q.w = made.y;
             }
@@ -669,11 +680,20 @@ __device__ __forceinline__ void hand_on(unsigned char *to, bool inside, float va
     const unsigned code = largest < 1e-30f ? 0 : (__float_as_uint(largest * (1.0f / 127.0f)) + 0x2000) >> 14;
     const float inverse = largest < 1e-30f ? 0 : reciprocal(__uint_as_float(code << 14));
     // Added to MAGIC, a float's low bits are the nearest integer.
-    unsigned bytes = (__float_as_uint(value * inverse + MAGIC) & 255u) << (8 * (lane & 3));
+    const float nearest = value * inverse + MAGIC;
+    unsigned bytes = (__float_as_uint(nearest) & 255u) << (8 * (lane & 3));
     bytes |= __shfl_xor_sync(EVERY, bytes, 1);
     bytes |= __shfl_xor_sync(EVERY, bytes, 2);
     const unsigned upper = __shfl_xor_sync(EVERY, bytes, 4);  // in the upper four of eight lanes the lower ones
     const unsigned rounded = (__float_as_uint(square) + 0x8000) >> 16;
+    if constexpr (SPLIT_SETS != 0) {
+        // Of the rest, half a step at most to either side, the nearest of -1.5, -0.5, 0.5 and 1.5 quarters of a step.
+        const float rest = fmaf(value, inverse, MAGIC - nearest);
+        const unsigned quarter = __float_as_uint(fmaf(rest, 3.99f, 1.5f) + MAGIC);
+        const unsigned low = __ballot_sync(EVERY, quarter & 1), high = __ballot_sync(EVERY, quarter & 2);
+        const int shift = lane & 24;
+        epoch = (epoch & EPOCH_KNOWN) | (low >> shift & 255) << 16 | (high >> shift) << 24;
+    }
     static_assert(REPLICAS <= 8, "a packet has eight lanes, each for a copy");
     if (inside && at < REPLICAS)
         store_packet(to, lane & 4 ? upper : bytes, lane & 4 ? bytes : upper, code << 15 | rounded, epoch);

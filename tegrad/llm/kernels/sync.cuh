@@ -104,9 +104,11 @@ __device__ __forceinline__ void store_packet(unsigned char *to, unsigned x, unsi
                  ::"l"(to), "r"(x), "r"(y), "r"(z), "r"(epoch) : "memory");
 }
 
-// Loads packets `at(i)` for all i < Count below `limit`; returns when each is of epoch `epoch(i)`.
+// Loads packets `at(i)` for all i < Count below `limit`; returns when each is of epoch `epoch(i)`, of which the bits of
+// `known` travel.
 template <int Count, class At, class Epoch>
-__device__ __forceinline__ void load_packets(uint4 (&v)[Count], int limit, At at, Epoch epoch) {
+__device__ __forceinline__ void load_packets(uint4 (&v)[Count], int limit, At at, Epoch epoch,
+                                             unsigned known = 0xffffffffu) {
 #pragma unroll
     for (int i = 0; i < Count; i++)
         if (i < limit) v[i] = load_packet(at(i));
@@ -117,12 +119,12 @@ __device__ __forceinline__ void load_packets(uint4 (&v)[Count], int limit, At at
         unsigned wanted = 0, found = 0;
 #pragma unroll
         for (int i = 0; i < Count; i++)
-            if (i < limit && v[i].w != epoch(i)) missing = true, wanted = epoch(i), found = v[i].w;
+            if (i < limit && (v[i].w ^ epoch(i)) & known) missing = true, wanted = epoch(i), found = v[i].w & known;
         if (!missing || patience.over(FOR_PACKET, wanted, found)) break;
         back_off();
 #pragma unroll
         for (int i = 0; i < Count; i++)
-            if (i < limit && v[i].w != epoch(i)) v[i] = load_packet(at(i));
+            if (i < limit && (v[i].w ^ epoch(i)) & known) v[i] = load_packet(at(i));
     }
 #endif
 }
