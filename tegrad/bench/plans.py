@@ -53,6 +53,9 @@ class DryProgram:
     def __init__(self, elf: TinyELF) -> None:
         self.name, self.lib, self.signature = elf.name, elf.lib, elf.signature
 
+    def __call__(self, *buffers: HCQBuffer, **launch: Any) -> None:
+        """Nothing runs."""
+
     @cached_property
     def cubin(self) -> Cubin:
         """The machine code, parsed."""

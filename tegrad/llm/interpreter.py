@@ -150,9 +150,11 @@ class Weights:
     vectors: Sequence[Mapping[str, Floats]]
     """Each layer's norms, by the names of their specs."""
     output_norm: Floats
-    qkv_bias: Sequence[Floats | None]
+    biases: Sequence[Mapping[str, Floats]]
+    """Each layer's, by the roles of the operations that add them."""
     rope: Floats
     """Cosines and sines (tables, 2, positions, pairs)."""
+    output_bias: Floats | None = None
 
 
 class Interpreter:
@@ -179,7 +181,7 @@ class Interpreter:
         self.vectors = {vector: Travelling(size) for vector, size in net.sizes.items()}
         self.top: dict[int, tuple[float, int]] = {}
         self.squares: dict[int, tuple[int, float]] = {}
-        """Of each CTA: the stage in which it set something apart, and the sum of squares of that."""
+        """Of each CTA: the stage in which it set something apart, and the sum of that or of its squares."""
         self.stream, self.apart = (np.zeros(self.config.dim, np.float32) for _ in range(2))
         self._splits: dict[tuple[int, int], dict[int, tuple[Floats, Floats, Floats]]] = {}
 
@@ -198,27 +200,31 @@ class Interpreter:
         match does := self.program.stages[ins.stage].does:
             case None if ins.op is Op.EMBED:
                 embedding = self.weights.matrices[self.program.network.embedding.name]
-                row = embedding[self.token, _rows(ins)] * np.float32(self.model.embed.scale)
-                self._hand_stream(ins, row, None)
+                row = embedding[self.token]
+                row = row - row.mean() if self.model.by_mean else row
+                self._hand_stream(ins, row[_rows(ins)] * np.float32(self.model.embed.scale), None)
             case Project():
                 y = self._products(ins, Vector.X) * self._factor(does.norm)
-                if (bias := self.weights.qkv_bias[ins.layer]) is not None:
-                    y = y + bias[_rows(ins)]
-                self._hand(ins, y)
+                self._hand(ins, y + self._bias(ins))
             case Attend():
                 self._attend(ins, does)
             case Gate():
                 y = self._products(ins, Vector.X) * self._factor(does.norm)
-                gate, up = y.reshape(2, -1)
-                self._hand(ins, ACTIVATIONS[does.activation](gate) * up)
-            case Add(norm=None):
+                gate, *up = y.reshape(len(does.matrices), -1)
+                made = ACTIVATIONS[does.activation](gate + self._bias(ins))
+                self._hand(ins, made * up[0] if up else made)
+            case Add() if ins.op is Op.ADD:
                 y = self._products(ins, SOURCE[does.reads])
                 self._hand_stream(ins, self.stream[_rows(ins)] + y, does)
             case Add() if ins.op is Op.APART:
                 first, count = run_rows(ins)
                 y = self._products(ins, SOURCE[does.reads]).astype(np.float32)
                 self.apart[first : first + count] = y
-                self.squares[ins.cta] = ins.stage, float((y.astype(np.float64) ** 2).sum())
+                self.squares[ins.cta] = ins.stage, float((y.astype(np.float64) ** (1 + (does.norm is not None))).sum())
+            case Add(norm=None):
+                mean = sum(own for _, own in self.squares.values()) / self.stream.size
+                y = self.apart[_rows(ins)] - mean + self._bias(ins)
+                self._hand_stream(ins, self.stream[_rows(ins)] + y, does)
             case Add(norm=Norm() as norm):
                 rows = _rows(ins)
                 mean = sum(squares for _, squares in self.squares.values()) / self.stream.size
@@ -226,8 +232,10 @@ class Interpreter:
                 y = self.apart[rows] * post / np.sqrt(mean + self.config.eps)
                 self._hand_stream(ins, self.stream[rows] + y, does)
             case Logits():
-                y = capped(self._products(ins, Vector.X) * self._factor(does.norm), does.cap)
-                first = run_rows(ins)[0]
+                y, first = self._products(ins, Vector.X) * self._factor(does.norm), run_rows(ins)[0]
+                if self.weights.output_bias is not None:
+                    y = y + self.weights.output_bias[first : first + len(y)]
+                y = capped(y, does.cap)
                 self.logits[first : first + len(y)] = y
                 found = (float(y.max()), first + int(y.argmax()))
                 self.top[ins.cta] = max(found, self.top.get(ins.cta, found), key=lambda entry: (entry[0], -entry[1]))
@@ -255,6 +263,13 @@ class Interpreter:
             rows = run.segments * stream_segment(matrix) // matrix.columns
             results.append(self.weights.matrices[matrix.name][first : first + rows].astype(np.float64) @ x)
         return np.concatenate(results)
+
+    def _bias(self, ins: Instruction) -> Floats | float:
+        """What is added to the rows of an instruction."""
+        does = self.program.stages[ins.stage].does
+        assert does is not None
+        found = self.weights.biases[ins.layer].get(does.role)
+        return 0.0 if found is None else found[_rows(ins)]
 
     def _factor(self, norm: Norm | None) -> float:
         """What normalizes the stream."""

@@ -275,6 +275,17 @@ class Network:
         """What makes the stream that the next layer reads."""
         return next(op for op in reversed(self.blocks[0]) if isinstance(op, Add))
 
+    @property
+    def by_mean(self) -> bool:
+        """Whether all that reads the stream subtracts its mean, so that what all elements share counts nothing."""
+        return self.logits.norm.kind == "layer"
+
+    @property
+    def sets_apart(self) -> bool:
+        """Whether a number of all that a block adds must be known before it is added in one launch: what norms it, or,
+        for those that read the stream, its mean."""
+        return self.by_mean or self.last_add.norm is not None
+
     def operations(self) -> Iterator[tuple[int, Op]]:
         """Every layer's operations with the layer, in order."""
         yield from ((layer, op) for layer, block in enumerate(self.blocks) for op in block)

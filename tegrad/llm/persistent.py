@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any, Final, Self
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tegrad.hw.chips import Chip, by_arch
 from tegrad.llm.arch import Config
 from tegrad.llm.attention import Scoring
+from tegrad.llm.biases import Biases
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import TUNED
 from tegrad.llm.closing import Closing
@@ -210,8 +211,8 @@ class Persistent:
         if turns := max(layer.turn for layer in net.layers):
             made["ANGLE_TABLES"] = 1 + turns
         given = {
-            "POST_NORMS": model.last_add.norm is not None, "UNNORMED": model.project.norm is None,
-            "RINGS": any(one.rows for one in net.layers),
+            "POST_NORMS": model.sets_apart, "BY_MEAN": model.by_mean, "UNNORMED": model.project.norm is None,
+            "UNGATED": model.gate.gate is None, "RINGS": any(one.rows for one in net.layers),
         }  # fmt: skip
         made |= {name: 1 for name, there in given.items() if there}
         for name in Tuning.__dataclass_fields__:
@@ -293,7 +294,9 @@ def _splits_sets(program: Program) -> bool:
     """Whether two CTAs may write halves of 16 elements, each with a scale of its own."""
     outputs = (ins.output for stage in program.stages if not stage.floats for ins in stage.instructions)
     return any(
-        out.first % SET or out.elements % SET for out in outputs if out is not None and out.vector is not Vector.TOP
+        out.first % SET or out.elements % SET
+        for out in outputs
+        if out is not None and out.vector not in (Vector.TOP, Vector.SQUARES)
     )
 
 
@@ -384,17 +387,15 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
     check_block(config)
 
     def matrix(name: str, packed: PackedMatrix) -> Matrix:
-        if packed.bias is not None:
-            raise UnsupportedModelError(f"{name} has a bias, which the persistent step does not add")
         return Matrix(name, packed.kind, packed.rows, packed.columns, packed.buffer.va_addr)
 
+    biases = Biases(model, workspace)
     ones = workspace.put(np.ones(config.dim, np.float32)).va_addr if net.project.norm is None else 0
     windows = [op.window_within(cache.positions) or 0 for op in net.attends]
     ropes = _ropes(net)
     layers = []
     for at, (op, layer, kept) in enumerate(zip(net.attends, model.layers, cache.layers, strict=True)):
-        qkv = (matrix(f"blk.{at}.qkv.{index}", replace(packed, bias=None)) for index, packed in enumerate(layer.qkv))
-        matrices = {"qkv": tuple(qkv)}
+        matrices = {"qkv": tuple(matrix(f"blk.{at}.qkv.{index}", packed) for index, packed in enumerate(layer.qkv))}
         for one in net.blocks[at]:
             if isinstance(one, Add | Gate):
                 own = (matrix(f"blk.{at}.{spec.name}", layer.matrices[spec.name]) for spec in one.matrices)
@@ -402,7 +403,7 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
         vectors = {name: vector.va_addr for name, vector in layer.vectors.items()}
         layers.append(
             Layer(
-                matrices, vectors, _joined_bias(model, layer.qkv, workspace),
+                matrices, vectors, {one.role: biases.of(at, one) for one in net.blocks[at]},
                 kept.keys.va_addr, kept.values.va_addr, kept.key_scales.va_addr, kept.value_scales.va_addr,
                 ropes.index(op.rope), kept.rows if any(windows) else 0, windows[at],
             )
@@ -410,12 +411,12 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
     embedding = matrix("token_embd", model.embedding)
     last = embedding if model.output is model.embedding else matrix("output", model.output)
     output_norm = model.vectors[net.logits.norm.spec.name].va_addr
-    return Network(config, embedding, tuple(layers), last, output_norm, ones)
+    return Network(config, embedding, tuple(layers), last, output_norm, ones, biases.of(config.layers, net.logits))
 
 
 def check_block(config: Config) -> None:
-    """UnsupportedModelError where a model's block is not the one that the kernel runs: a gated one of RMS norms and
-    rotated heads, alike in all layers but for windows and angles."""
+    """UnsupportedModelError where a model's block is not the one that the kernel runs: one of RMS norms, or of layer
+    norms without a gate, and rotated heads, alike in all layers but for windows and angles."""
     net, turned = config.network, turning(config.network)
     alike = [replace(turned, rotation=op.rotation, rope=op.rope, window=op.window) for op in net.attends]
     widths = {op.rope.dim for op in net.attends if op.rotation != "none"}
@@ -424,8 +425,11 @@ def check_block(config: Config) -> None:
     match net.blocks[0]:
         case (Project() as project, Attend(), Add() as mixed, Gate() as gated, Add() as hidden):
             before, after = ([_kind(op.norm) for op in ops] for ops in ((project, gated), (mixed, hidden)))
-            fits = (mixed.reads, hidden.reads) == ("mixed", "hidden") and gated.gate is not None
-            fits = fits and {*before, *after, _kind(net.logits.norm)} <= {"rms", None}
+            fits = (mixed.reads, hidden.reads) == ("mixed", "hidden")
+            if net.by_mean:
+                fits = fits and {*before} == {"layer"} and {*after} == {None} and gated.gate is None
+            else:
+                fits = fits and {*before, *after, _kind(net.logits.norm)} <= {"rms", None}
             fits = fits and before[0] == before[1] and after[0] == after[1]
             if fits and turned.rotation != "none" and net.embed.positions is None:
                 return
@@ -453,21 +457,6 @@ def angle_tables(net: Operations, positions: int, divisors: NDArray[np.float32] 
     none = np.zeros((2, positions, turning(net).rope.dim // 2), np.float32)
     none[0] = 1
     return np.stack([rope.tables(positions, divisors) if rope.dim else none for rope in _ropes(net)])
-
-
-def _joined_bias(model: PackedModel, matrices: Sequence[PackedMatrix], workspace: Workspace) -> int:
-    """The address of the biases of matrices below one another, or 0 where none has one."""
-    if all(matrix.bias is None for matrix in matrices):
-        return 0
-    if len(matrices) == 1:
-        assert matrices[0].bias is not None
-        return int(matrices[0].bias.va_addr)
-    parts = []
-    for matrix in matrices:
-        size = 4 * matrix.rows
-        out = bytearray(size) if matrix.bias is None else model.device.download(matrix.bias, size)
-        parts.append(np.frombuffer(out, np.float32))
-    return int(workspace.put(np.concatenate(parts)).va_addr)
 
 
 def prove(program: Program, words: NDArray[Any] | None = None) -> None:

@@ -123,8 +123,7 @@ class DecodePlan(Closing):
         if any(isinstance(op, Add) and op.norm is not None for op in self._network.blocks[0]):
             self._y = vector_in(workspace, config.dim)
             self._joined = vector_in(workspace, config.dim)  # in turns with x
-        self._by_mean = self._network.logits.norm.kind == "layer"
-        if self._by_mean:
+        if self._network.by_mean:
             self._normed = vector_in(workspace, config.dim)
         self._mixed = vector_in(workspace, config.size("mixed"))
         self._hidden = vector_in(workspace, config.ffn)
@@ -151,7 +150,7 @@ class DecodePlan(Closing):
 
     def _stream_q(self, readers: Sequence[PackedMatrix]) -> bool:
         """Whether who writes the stream also quantizes it for those that read it."""
-        return self._reads_q(readers) and not self._by_mean
+        return self._reads_q(readers) and not self._network.by_mean
 
     def _reads_x(self, matrices: Sequence[PackedMatrix]) -> bool:
         return any(matrix.kind in PLAIN for matrix in matrices)

@@ -1,7 +1,8 @@
 """One decode step as data: what each CTA of the persistent kernel does, in order, and the proof that it may.
 
 A step is a list of **stages** (embed; per layer: qkv, attend, out, gate and up, down; logits; sample). Where what a
-block adds is normed before, out and down set it apart and a stage after each joins it to the stream. Each stage gives
+block adds is normed before, or those that read the stream subtract its mean, out and down set it apart and a stage
+after each joins it to the stream, which then has no mean. Each stage gives
 each CTA at most one **instruction**: the rows of matrices that it multiplies, the vector that it reads, the rows of the
 vector that it writes, and the writes of other CTAs that it waits for. Vectors travel in units of 8 elements, so that
 rows are dealt out in eights. Weights are streamed through a pipeline in the order of the instructions, tile by tile.
@@ -65,15 +66,15 @@ class Op(IntEnum):
     ADD = 4
     """Products added to the residual stream: attention output, down."""
     GATE = 5
-    """activation(gate rows) * up rows."""
+    """activation(gate rows) * up rows, or activation(up rows)."""
     LOGITS = 6
     """Rows of the output matrix; the largest of the CTA's is published by the last such stage."""
     SAMPLE = 7
     """The step's token from the CTAs' largest logits; the state moves on."""
     APART = 8
-    """Products that their CTA keeps, as ADD's; it publishes the sum of their squares."""
+    """Products that their CTA keeps, as ADD's; it publishes the sum of their squares, or the sum of them."""
     JOIN = 9
-    """What the CTA set apart, normed by all CTAs' sums of squares, added to the residual stream."""
+    """What the CTA set apart, normed by all CTAs' sums of squares or without its mean, added to the residual stream."""
 
 
 class Vector(IntEnum):
@@ -88,7 +89,7 @@ class Vector(IntEnum):
     TOP = 4
     """The largest logit of each CTA and its row; one unit each."""
     SQUARES = 5
-    """The sum of squares of what each CTA set apart; one unit each."""
+    """The sum of squares of what each CTA set apart, or the sum of it; one unit each."""
 
     __hash__ = int.__hash__  # an enum's own hashes its name: thousands of times a schedule
 
@@ -116,8 +117,8 @@ class Layer:
     """By the roles of their operations. Those of "qkv" are below one another all queries, keys and values."""
     vectors: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Norms' weights, by the names of their specs."""
-    qkv_bias: int = 0
-    """float32 of all rows of qkv, or 0 for none."""
+    biases: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """float32 of all rows of a role's matrices, where they are not zeros."""
     keys: int = 0
     values: int = 0
     key_scales: int = 0
@@ -145,6 +146,7 @@ class Network:
     output_norm: int = 0
     ones: int = 0
     """Weights of a norm that layers do not have."""
+    output_bias: int = 0
 
     @property
     def model(self) -> Operations:
@@ -481,7 +483,7 @@ class _Builder:
                 self.attend()
             case Gate():
                 self.product(Op.GATE, Vector.X, Vector.HIDDEN, matrices, floats=self.floats())
-            case Add(norm=None):
+            case Add() if not self.network.model.sets_apart:
                 self.product(Op.ADD, SOURCE[op.reads], Vector.X, matrices, floats=self.floats())
             case Add():
                 self.product(Op.APART, SOURCE[op.reads], Vector.SQUARES, matrices)
@@ -553,9 +555,9 @@ def build(network: Network, ctas: int, splits: int | None = None, head_groups: i
     for matrix in network.matrices():
         check(matrix, matrix is network.output)
     for at in range(len(network.layers)):
-        gate, up = network.matrices_of(at, network.model.gate)
-        if gate.kind is not up.kind:
-            raise UnsupportedModelError(f"{gate.name} and {up.name} are packed differently")
+        gate, *others = network.matrices_of(at, network.model.gate)
+        if any(up.kind is not gate.kind for up in others):
+            raise UnsupportedModelError(f"{gate.name} and {others[0].name} are packed differently")
     if config.dim % 16 or config.ffn % 16 or config.head_dim % 16:
         raise UnsupportedModelError("the persistent step takes sizes that are multiples of 16")
     fewest, *more = group_counts(config.group)
@@ -812,7 +814,8 @@ def _check_rows(program: Program, ins: Instruction) -> None:
     of = program.stages[ins.stage - 1].instructions[ins.cta] if ins.op is Op.JOIN else ins
     if ins.op is Op.JOIN and (of.op is not Op.APART or run_rows(of) != (ins.output.first, ins.output.elements)):
         raise ScheduleError(f"{ins} joins {ins.output}, which {of} does not set apart")
-    if ins.runs and (rows := run_rows(of)[1]) != ins.output.elements * (2 if ins.op is Op.GATE else 1):
+    sides = len(program.stages[ins.stage].matrices) if ins.op is Op.GATE else 1
+    if ins.runs and (rows := run_rows(of)[1]) != ins.output.elements * sides:
         raise ScheduleError(f"{ins} computes {rows} rows and writes {ins.output}")
 
 
@@ -842,7 +845,8 @@ wait2 and wait3 of its key and value, with the writers in the upper half); write
 output's elements, or the rows that logits or what is set apart have. ATTEND: runs hold the addresses of keys, values
 and both scales (the last as `extra`), norm and bias the norms of query and key; columns is which table of angles;
 segments and format of runs[0] the rows of the cache and how many positions of it a token attends to at most. EMBED:
-runs[0] is the embedding. norm: the norm that follows the written stream; JOIN: bias the norm of what is added.
+runs[0] is the embedding. norm: the norm that follows the written stream. bias: of the rows; JOIN: the norm of what is
+added, or where that loses its mean, its bias.
 """
 
 WORD: Final = Struct(f"<12I{'QII' * RUNS}3Q2I")
@@ -890,7 +894,7 @@ def workspace_layout(program: Program) -> WorkspaceLayout:
     for vector, size in net.sizes.items():
         vectors[vector] = at
         at += -(-size // UNIT * FLOAT_UNIT // 256) * 256
-    for vector in (Vector.TOP, *((Vector.SQUARES,) if net.model.last_add.norm is not None else ())):
+    for vector in (Vector.TOP, *((Vector.SQUARES,) if net.model.sets_apart else ())):
         vectors[vector] = at
         at += -(-program.ctas * UNIT_OF_CTA // 256) * 256
     return WorkspaceLayout(HEADER_BYTES, vectors, joins, at, -(-(at + REPORT_BYTES * program.ctas) // 256) * 256)
@@ -913,14 +917,17 @@ def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[st
     if stage.op is Op.EMBED:
         no_runs[0], no_runs[2] = net.embedding.address, numbers[net.embedding.kind.name]
         norm = next_norm(net, stage)
-    elif isinstance(does, Project):
-        bias = layer.qkv_bias
+    elif isinstance(does, Project | Gate):
+        bias = layer.biases.get(does.role, 0)
+    elif isinstance(does, Logits):
+        bias = net.output_bias
     elif isinstance(does, Attend):
         seen = layer.window - 1 if layer.window else ALL_POSITIONS
         no_runs = [layer.keys, layer.rows, seen if layer.rows else 0, layer.values, 0, 0, layer.key_scales, 0, 0]
         extra, norm, bias = layer.value_scales, layer.vector(does.query_norm), layer.vector(does.key_norm)
     elif isinstance(does, Add) and stage.op is not Op.APART:
-        norm, bias = next_norm(net, stage), layer.vector(does.norm.spec if does.norm else None)
+        norm = next_norm(net, stage)
+        bias = layer.vector(does.norm.spec) if does.norm else layer.biases.get(does.role, 0)
     for ins in stage.instructions:
         op, number, _, _, waits, own, output, head, split = ins
         if op is Op.NOTHING:

@@ -55,6 +55,9 @@ class Shape:
     post_norms: bool = False
     normed: bool = True
     """Whether layers norm what they read of the stream."""
+    by_mean: bool = False
+    """Layer norms; then all products are biased."""
+    gated: bool = True
     whole_norms: bool = False
     window: int | None = None
     """Of every other layer, from the first on, whose cache then is a ring of `ring` rows, and whose angles differ."""
@@ -76,6 +79,10 @@ class Shape:
         arch = replace(LLAMA, rope="halves" if self.halves else "interleaved", **norms)
         if self.post_norms:
             arch = replace(arch, attn_post_norm=GEMMA3.attn_post_norm, ffn_post_norm=GEMMA3.ffn_post_norm)
+        if self.by_mean:
+            arch = replace(arch, norm="layer")
+        if not self.gated:
+            arch = replace(arch, gate=None)
         if not self.normed:
             arch = replace(arch, attn_norm=None, ffn_norm=None)
         rope = Rope(self.head_dim, 10000.0)
@@ -115,8 +122,9 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
             data = data.reshape(-1)[: kind.row_bytes(rows * columns)]
         return Matrix(name, kind, rows, columns, put(data))
 
-    def vector(size: int, low: float, high: float) -> tuple[int, NDArray[Any]]:
+    def vector(size: int, low: float, high: float, balanced: bool = False) -> tuple[int, NDArray[Any]]:
         values = rng.uniform(low, high, size).astype(np.float32)
+        values -= values.mean() if balanced else 0
         return put(values), values
 
     s, config = shape, shape.config
@@ -144,21 +152,24 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
                 matrices[op.role] = tuple(
                     matrix(f"{spec.name}{at}", *map(config.size, spec.shape), kind) for spec in op.matrices
                 )
-        bias = vector(wide + 2 * narrow, -1, 1) if s.bias else (0, None)
+        sizes = {"qkv": wide + 2 * narrow} if s.bias or s.by_mean else {}
+        sizes |= {"gate": s.ffn, "output": s.dim, "down": s.dim} if s.by_mean else {}
+        own = {role: vector(size, -1, 1, role in ("output", "down")) for role, size in sizes.items()}
         (attend,) = (op for op in block if isinstance(op, Attend))
         within = attend.window is not None
+        kept = (put(cache[:, : s.ring] if within else cache) for _ in range(2))
         layers.append(
             Layer(
-                matrices, addresses, bias[0], *(put(cache[:, : s.ring] if within else cache) for _ in range(2)),
-                turn=ropes.index(attend.rope), rows=0 if s.window is None else s.ring if within else s.positions,
-                window=attend.window or 0,
+                matrices, addresses, {role: at for role, (at, _) in own.items()}, *kept, turn=ropes.index(attend.rope),
+                rows=0 if s.window is None else s.ring if within else s.positions, window=attend.window or 0,
             )
         )  # fmt: skip
         vectors.append(norms)
-        biases.append(bias[1])
+        biases.append({role: values for role, (_, values) in own.items()})
+    output_bias = vector(s.vocab, -1, 1) if s.by_mean else (0, None)
     output_norm, ones = vector(s.dim, 0.05, 0.1), 0 if s.normed else vector(s.dim, 1, 1)[0]
     embedding = matrix("embedding", s.vocab, s.dim, s.kind)
-    network = Network(config, embedding, tuple(layers), embedding, output_norm[0], ones)
+    network = Network(config, embedding, tuple(layers), embedding, output_norm[0], ones, output_bias[0])
     rope = angle_tables(net, s.positions)
-    weights = Weights(floats, vectors, output_norm[1], biases, rope)
+    weights = Weights(floats, vectors, output_norm[1], biases, rope, output_bias[1])
     return Made(s, network, weights, put(rope), [(layer.keys, layer.values) for layer in layers])

@@ -159,7 +159,7 @@ def check_stages(rig: Rig, token: int, position: int) -> None:
             assert error.max() < 1.1 + 127 / 511, name  # one level, and 127 of them with scales a code apart
             assert (error > 0.1).mean() < 0.05, name
             same = (np.repeat(got.scale == made.scale, UNIT)) & (got.q == made.q)
-            assert not rig.kernel.defines["SPLIT_SETS"] or (got.quarter != made.quarter)[same].mean() < 0.01, name
+            assert not rig.kernel.defines["SPLIT_SETS"] or (got.quarter != made.quarter)[same].mean() < 0.1, name
             np.testing.assert_allclose(got.squares, made.squares, rtol=2e-3, err_msg=name)
         got.stage = made.stage
         rig.interpreter.vectors[vector] = got
@@ -223,6 +223,16 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
         Shape(512, 512, 4, 2, 256, 2, 72, F16, positions=200, post_norms=True, window=60, score_cap=5.0),
         5, 170, {"tuning": replace(SMALL, attention_pipeline=1, attention_loads=8, epoch_flags=0)},
     ),
+    # layer norms and biases everywhere, no gate, no mean in the stream
+    "starcoder": (
+        Shape(512, 1024, 4, 2, 64, 2, 264, Q4_K, down_kind=Q6_K, halves=True, by_mean=True, gated=False, logit_cap=9.0),
+        5, 40, {},
+    ),
+    "starcoder floats": (
+        Shape(512, 512, 4, 2, 64, 1, 72, F16, by_mean=True, gated=False, embedding_scale=7.5),
+        3, 20, {"tuning": replace(SMALL, epoch_flags=0)},
+    ),
+    "ungated": (Shape(768, 1536, 4, 2, 64, 1, 264, Q8_0, gated=False), 6, 20, {}),
     # no norm before blocks; queries and keys normed whole
     "olmo": (
         Shape(
@@ -233,7 +243,7 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-OFTEN = ("temperature", "mixed", "pipeline", "tensor", "plain", "packed", "narrow")
+OFTEN = ("temperature", "mixed", "pipeline", "tensor", "plain", "packed", "narrow", "starcoder")
 
 
 def cases() -> Iterator[Any]:
@@ -284,6 +294,10 @@ def test_every_stage_publishes_what_its_interpreter_does(operands: Operands, nam
         pytest.param(replace(SHAPES["olmo2"], ffn=1088), TYPE.Q8_0, {}, False, id="olmo2 Q8_0, rows of 17 segments"),
         pytest.param(SHAPES["sixteen to a group"], TYPE.Q4_K, {}, False, id="Q4_K, group of 16"),
         pytest.param(SHAPES["hunyuan"], TYPE.Q8_0, {}, False, id="hunyuan Q8_0"),
+        pytest.param(SHAPES["starcoder2"], TYPE.Q4_K, {}, False, id="starcoder2 Q4_K"),
+        pytest.param(SHAPES["starcoder2"], TYPE.F16, {}, False, id="starcoder2 F16", marks=pytest.mark.long),
+        pytest.param(SHAPES["nemotron"], TYPE.Q8_0, {}, True, id="nemotron Q8_0", marks=pytest.mark.long),
+        pytest.param(SHAPES["arcee"], TYPE.Q6_K, {}, False, id="arcee Q6_K", marks=pytest.mark.long),
         pytest.param(SHAPES["chatglm"], TYPE.Q4_0, {}, False, id="chatglm Q4_0", marks=pytest.mark.long),
         pytest.param(SHAPES["gemma"], TYPE.Q4_K, {}, False, id="gemma Q4_K", marks=pytest.mark.long),
         pytest.param(SHAPES["minicpm"], TYPE.Q8_0, {}, False, id="minicpm Q8_0", marks=pytest.mark.long),

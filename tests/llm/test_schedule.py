@@ -253,8 +253,8 @@ def orders(program: Program, count: int) -> Iterator[list[Instruction]]:
 
 @pytest.mark.parametrize(
     "shape",
-    [Shape(), Shape(kind=F16), Shape(post_norms=True, window=2)],
-    ids=["quantized", "floats", "norms after blocks"],
+    [Shape(), Shape(kind=F16), Shape(post_norms=True, window=2), Shape(by_mean=True, gated=False)],
+    ids=["quantized", "floats", "norms after blocks", "layer norms"],
 )
 def test_every_order_that_the_waits_allow_makes_the_same_step(shape: Shape) -> None:
     made = make(shape)
@@ -278,6 +278,7 @@ def float_step(made: object, token: int) -> np.ndarray:
     w, net, shape = made.weights, made.network, made.shape
 
     def normed(x: np.ndarray, norm: np.ndarray) -> np.ndarray:
+        x = x - x.mean() if shape.by_mean else x
         return x / np.sqrt((x * x).mean() + shape.eps) * norm
 
     def after(at: int, name: str, x: np.ndarray) -> np.ndarray:
@@ -285,25 +286,35 @@ def float_step(made: object, token: int) -> np.ndarray:
 
     x = w.matrices["embedding"][token]
     for at, layer in enumerate(net.layers):
+        roles = ("qkv", "output", "gate", "down")
         qkv, (output,), sides, (down,) = (
-            [w.matrices[matrix.name] for matrix in layer.matrices[role]] for role in ("qkv", "output", "gate", "down")
+            [w.matrices[matrix.name] for matrix in layer.matrices[role]] for role in roles
         )
+        biases = [w.biases[at].get(role, 0.0) for role in roles]
         y = normed(x, w.vectors[at]["attn_norm"])
-        value = np.concatenate([matrix @ y for matrix in qkv])[-shape.kv_heads * shape.head_dim :]
+        value = (np.concatenate([matrix @ y for matrix in qkv]) + biases[0])[-shape.kv_heads * shape.head_dim :]
         mixed = np.repeat(value.reshape(shape.kv_heads, -1), shape.heads // shape.kv_heads, axis=0).reshape(-1)
-        x = x + after(at, "post_attention_norm", output @ mixed)
+        x = x + after(at, "post_attention_norm", output @ mixed + biases[1])
         y = normed(x, w.vectors[at]["ffn_norm"])
-        gate, up = (matrix @ y for matrix in sides)
-        x = x + after(at, "post_ffw_norm", down @ (gate / (1 + np.exp(-gate)) * up))
-    return w.matrices["embedding"] @ normed(x, w.output_norm)
+        gate, *up = (matrix @ y for matrix in sides)
+        gate = gate + biases[2]
+        hidden = gate / (1 + np.exp(-gate)) * (up[0] if up else 1)
+        x = x + after(at, "post_ffw_norm", down @ hidden + biases[3])
+    return w.matrices["embedding"] @ normed(x, w.output_norm) + (0 if w.output_bias is None else w.output_bias)
 
 
 @pytest.mark.parametrize(
     ("shape", "error"),
-    [(Shape(kind=Q8_0), 2e-2), (Shape(kind=F16), 2e-3), (Shape(kind=F16, post_norms=True), 2e-3)],
-    ids=["quantized", "floats", "norms after blocks"],
+    [
+        (Shape(kind=Q8_0), 2e-2),
+        (Shape(kind=F16), 2e-3),
+        (Shape(kind=F16, post_norms=True), 2e-3),
+        (Shape(kind=F16, by_mean=True, gated=False), 2e-3),
+        (Shape(kind=F16, gated=False), 2e-3),
+    ],
+    ids=["quantized", "floats", "norms after blocks", "layer norms", "no gate"],
 )
-def test_the_twins_of_a_step_compute_the_network(shape: Shape, error: float) -> None:
+def test_the_interpreter_of_a_step_computes_the_network(shape: Shape, error: float) -> None:
     made = make(shape)
     program = build(made.network, 6)
     interpreter = Interpreter(program, made.weights, 16, lambda position: [(0, position)])

@@ -24,7 +24,9 @@
 // KV_HEADS, HEAD_DIM, POSITIONS, ROPE, EPS, ... (attention.cuh), SPLITS, ACTIVATION; USES_<format> 1 for each format
 // that occurs; JOINS, COUNTERS, REPORTS (places in the workspace); COLUMNS (of the widest matrix), OWN (rows of the
 // residual stream of a CTA at most), SPLIT_SETS (1: two CTAs may write halves of 16 elements), SUMS (row sums of an
-// instruction at most), POST_NORMS (1: APART and JOIN instead of ADD), UNNORMED (1: layers read the stream as it is),
+// instruction at most), POST_NORMS (1: APART and JOIN instead of ADD), BY_MEAN (1: not for norms after blocks, but to
+// add without its mean what blocks add, which layer norms would subtract), UNNORMED (1: layers read the stream as it
+// is), UNGATED (1: GATE's rows are activation(up) and have a bias),
 // LOGIT_CAP (logits become LOGIT_CAP * tanh(logit / LOGIT_CAP)), ANGLE_TABLES (of how many ropes), FIXED (1: the
 // segments of a warp all meet the same activations), NARROW (1: packed rows may be a multiple of 64 only, else they are
 // of 256), SHARED; what may be tuned: CONSUMERS, EPILOGUE, PIPELINE_STAGES (at most), POLLED (sets of 16, of two
@@ -51,6 +53,12 @@
 #endif
 #ifndef POST_NORMS
 #define POST_NORMS 0
+#endif
+#ifndef BY_MEAN
+#define BY_MEAN 0
+#endif
+#ifndef UNGATED
+#define UNGATED 0
 #endif
 #ifndef UNNORMED
 #define UNNORMED 0
@@ -246,7 +254,7 @@ __device__ __forceinline__ float quotient(float a, float b) {
 
 // Where two CTAs may write halves of a set, a packet has half an epoch, as none that is read is older than a step, and
 // of each element two bits more: in which quarter of its step it lay.
-constexpr unsigned EPOCH_KNOWN = SPLIT_SETS ? 0xffff : EVERY;
+enum : unsigned { EPOCH_KNOWN = SPLIT_SETS ? 0xffff : EVERY };
 static_assert(!SPLIT_SETS || STAGES < 0x10000, "steps are told apart by half an epoch");
 
 // Four bits, a byte for each.
@@ -280,8 +288,9 @@ __device__ __forceinline__ float stage_packets(Work &work, const unsigned char *
             places[i] = input_place((unsigned)(first + i * threads) / 4, (first + i * threads) % 4u);
             asm volatile("" : "+r"(places[i]));
         }
-        load_packets(v, 2 * limit, [=](int i) { return from + 32 * (first + i / 2 * threads) + 16 * (i & 1); },
-                     [=](int) { return epoch; }, EPOCH_KNOWN);
+        load_packets<EPOCH_KNOWN>(
+            v, 2 * limit, [=](int i) { return from + 32 * (first + i / 2 * threads) + 16 * (i & 1); },
+            [=](int) { return epoch; });
 #pragma unroll
         for (int i = 0; i < Count; i++) {
             if (i >= limit) break;
@@ -770,7 +779,7 @@ struct Epilogue {
     }
 
 #if POST_NORMS
-    // Keeps a product's rows, and hands on the sum of their squares.
+    // Keeps a product's rows, and hands on the sum of their squares, or of them.
     __device__ __forceinline__ void set_apart(unsigned sums, int pieces, int rows, unsigned char *to, unsigned epoch,
                                               int parity) const {
         float squares = 0;
@@ -778,7 +787,7 @@ struct Epilogue {
         for (int at = thread; at < rows; at += EPILOGUE_THREADS) {
             const float value = row_sum(sums + 4 * at * pieces, pieces);
             work.apart[at] = value;
-            squares += value * value;
+            squares += BY_MEAN ? value : value * value;
         }
         if (rows > 32) {
             squares = total(squares, parity);
@@ -790,7 +799,7 @@ struct Epilogue {
             store_packet(to + (size_t)thread * REPLICA_BYTES + 16 * blockIdx.x, __float_as_uint(squares), 0, 0, epoch);
     }
 
-    // What norms what all CTAs have set apart.
+    // What norms what all CTAs have set apart, or its mean.
     __device__ __forceinline__ float norm_apart(const Word &word, int parity) const {
         const unsigned wait = word[WAIT], epoch = base + wait + 1;
         const int writers = word[WRITERS];
@@ -806,7 +815,20 @@ struct Epilogue {
             squares += __uint_as_float(v[0].x) + __uint_as_float(v[0].y) + __uint_as_float(v[0].z);  // y and z are 0
             if (limit > 1) squares += __uint_as_float(v[1].x) + __uint_as_float(v[1].y) + __uint_as_float(v[1].z);
         }
-        return rsqrtf(total(squares, parity) * (1.0f / DIM) + EPS);
+        const float mean = total(squares, parity) * (1.0f / DIM);
+        return BY_MEAN ? mean : rsqrtf(mean + EPS);
+    }
+#endif
+
+#if BY_MEAN
+    // The mean of a row of the embedding.
+    __device__ __forceinline__ float row_mean(const unsigned char *matrix, unsigned format, int token,
+                                              int parity) const {
+        float sum = 0;
+#pragma unroll 1
+        for (int at = thread; at < DIM; at += EPILOGUE_THREADS)
+            WITH_FORMAT(format, sum += weight_at<F>(matrix, (long long)token * DIM + at));
+        return total(sum, parity) * (1.0f / DIM);
     }
 #endif
 
@@ -898,7 +920,7 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
         const float held = beside && early && op != ATTEND ? __ldg(beside + mine) : 0;
 #if POST_NORMS
         const float *post = (const float *)word.address(BIAS);
-        const float post_held = op == JOIN && early ? __ldg(post + mine) : 0;
+        const float post_held = op == JOIN && early && (!BY_MEAN || post) ? __ldg(post + mine) : 0;
 #endif
 #if UNNORMED
         const bool normed = op == LOGITS;
@@ -971,10 +993,16 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
         if (op == EMBED) {
             const unsigned char *matrix = (const unsigned char *)word.address(RUN);
             const unsigned format = word[RUN + FORMAT_OF];
+#if BY_MEAN
+            const float mean = epilogue.row_mean(matrix, format, token, parity);
+#endif
 #pragma unroll 1
             for (int row = mine; row < end; row += EPILOGUE_THREADS) {
                 if (row < first) continue;
                 WITH_FORMAT(format, work.sums[row - first] = weight_at<F>(matrix, (long long)token * DIM + row));
+#if BY_MEAN
+                work.sums[row - first] -= mean;
+#endif
 #ifdef EMBEDDING_SCALE
                 work.sums[row - first] *= EMBEDDING_SCALE;
 #endif
@@ -988,6 +1016,9 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
 #pragma unroll 1
             for (int at = thread; at < rows; at += EPILOGUE_THREADS) {
                 float value = epilogue.row_sum(sums + 4 * at * pieces, pieces) * factor;
+#if BY_MEAN
+                if (beside) value += __ldg(beside + first + at);
+#endif
 #ifdef LOGIT_CAP
                 value = LOGIT_CAP * tanhf(value * (1 / LOGIT_CAP));
 #endif
@@ -1024,13 +1055,22 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
             while (row - lane < end) {
                 float value = 0, square = 0;
                 if (inside) {
+#if BY_MEAN
+                    value = epilogue.row_sum(sums, pieces);
+                    value = op == JOIN ? value - factor + by : value * factor;
+#else
                     value = epilogue.row_sum(sums, pieces) * factor;
+#endif
+#if UNGATED
+                    if (op == GATE) value = activate(value + near);
+#else
                     if (op == GATE) value = activate(value) * epilogue.row_sum(sums + ups, pieces) * factor;
+#endif
                     if (op == PROJECT) value += near;
 #if QK_NORM == 2
                     if (op == PROJECT) square = value * value;
 #endif
-#if POST_NORMS
+#if POST_NORMS && !BY_MEAN
                     if (op == JOIN) value *= by;
 #endif
                     if (adds) {
@@ -1046,7 +1086,7 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
                 inside = row >= first && row < end;
                 near = beside && op != ATTEND && inside ? __ldg(beside + row) : 0;
 #if POST_NORMS
-                by = op == JOIN && inside ? __ldg(post + row) : 0;
+                by = op == JOIN && inside && (!BY_MEAN || post) ? __ldg(post + row) : 0;
 #endif
             }
         }

@@ -104,11 +104,15 @@ __device__ __forceinline__ void store_packet(unsigned char *to, unsigned x, unsi
                  ::"l"(to), "r"(x), "r"(y), "r"(z), "r"(epoch) : "memory");
 }
 
-// Loads packets `at(i)` for all i < Count below `limit`; returns when each is of epoch `epoch(i)`, of which the bits of
-// `known` travel.
-template <int Count, class At, class Epoch>
-__device__ __forceinline__ void load_packets(uint4 (&v)[Count], int limit, At at, Epoch epoch,
-                                             unsigned known = 0xffffffffu) {
+// Whether a packet is not of an epoch, of which the bits of Known travel.
+template <unsigned Known> __device__ __forceinline__ bool stale(const uint4 &packet, unsigned epoch) {
+    if constexpr (Known == 0xffffffffu) return packet.w != epoch;
+    else return (packet.w ^ epoch) & Known;
+}
+
+// Loads packets `at(i)` for all i < Count below `limit`; returns when each is of epoch `epoch(i)`.
+template <unsigned Known = 0xffffffffu, int Count, class At, class Epoch>
+__device__ __forceinline__ void load_packets(uint4 (&v)[Count], int limit, At at, Epoch epoch) {
 #pragma unroll
     for (int i = 0; i < Count; i++)
         if (i < limit) v[i] = load_packet(at(i));
@@ -119,12 +123,12 @@ __device__ __forceinline__ void load_packets(uint4 (&v)[Count], int limit, At at
         unsigned wanted = 0, found = 0;
 #pragma unroll
         for (int i = 0; i < Count; i++)
-            if (i < limit && (v[i].w ^ epoch(i)) & known) missing = true, wanted = epoch(i), found = v[i].w & known;
+            if (i < limit && stale<Known>(v[i], epoch(i))) missing = true, wanted = epoch(i), found = v[i].w;
         if (!missing || patience.over(FOR_PACKET, wanted, found)) break;
         back_off();
 #pragma unroll
         for (int i = 0; i < Count; i++)
-            if (i < limit && (v[i].w ^ epoch(i)) & known) v[i] = load_packet(at(i));
+            if (i < limit && stale<Known>(v[i], epoch(i))) v[i] = load_packet(at(i));
     }
 #endif
 }

@@ -1,0 +1,98 @@
+"""What the step in one launch adds to rows of products: biases of matrices, and what a norm's bias makes there.
+
+That step multiplies the stream by a norm's weights w, then by matrices W, and norms the products by a factor f. A norm
+with a bias b makes W (f x w + b) = f W (x w) + W b, whose last part is the same for every token: it is computed once,
+by the product's own kernel. Where all that reads the stream subtracts its mean, nothing that is the same in all
+elements counts, so what is added to the stream is added without its mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tegrad.llm.errors import UnsupportedModelError
+from tegrad.llm.formats import SET
+from tegrad.llm.launch_config import launch_config
+from tegrad.llm.matvec import LaunchConfig, Part, Product
+from tegrad.llm.network import Add, Attend, Gate, Logits, Op
+from tegrad.llm.packed import PackedMatrix, PackedModel
+from tegrad.llm.workspace import Workspace
+from tegrad.nv.gpu import Buffer
+
+Floats = NDArray[np.float32]
+
+
+class Biases:
+    """A loaded model's, put into a workspace as they are asked for."""
+
+    def __init__(self, model: PackedModel, workspace: Workspace) -> None:
+        self.model, self._workspace = model, workspace
+        self._programs: dict[tuple[Product, LaunchConfig], Any] = {}
+
+    def of(self, at: int, op: Op | Logits) -> int:
+        """The address of what is added to the rows of all matrices of a layer's operation, float32, or 0 for nothing.
+
+        UnsupportedModelError where the step does not add it.
+        """
+        matrices = self.model.matrices_of(at, op)
+        biased = [index for index, matrix in enumerate(matrices) if matrix.bias is not None]
+        gated, adds = isinstance(op, Gate) and op.gate is not None, isinstance(op, Add)
+        if biased and isinstance(op, Gate | Add) and (gated or (adds and not self.model.config.network.by_mean)):
+            name = f"blk.{at}.{op.matrices[biased[0]].name}"
+            raise UnsupportedModelError(f"{name} has a bias, which the persistent step does not add")
+        norm = None if isinstance(op, Attend | Add) or op.norm is None else op.norm.spec
+        made = None if norm is None else self.model.vectors_of(at, op).get(f"{norm.name}.bias")
+        if not biased and made is None:
+            return 0
+        if len(matrices) == 1 and made is None and not adds:
+            assert matrices[0].bias is not None
+            return int(matrices[0].bias.va_addr)
+        total = np.concatenate([self._own(matrix) for matrix in matrices])
+        if made is not None:
+            total += self._products(op.role, matrices, self._floats(made, self.model.config.dim))
+        if adds:
+            total -= total.mean()
+        return int(self._workspace.put(total).va_addr)
+
+    def _own(self, matrix: PackedMatrix) -> Floats:
+        return np.zeros(matrix.rows, np.float32) if matrix.bias is None else self._floats(matrix.bias, matrix.rows)
+
+    def _floats(self, buffer: Buffer, count: int) -> Floats:
+        return np.frombuffer(self.model.device.download(buffer, 4 * count), np.float32)
+
+    def _products(self, role: Any, matrices: tuple[PackedMatrix, ...], x: Floats) -> Floats:
+        """Products of matrices with a vector, to 16 bits of it: as int8, and what that leaves as int8 again."""
+        device = self.model.device
+        product = Product(tuple(Part(each.kind, each.rows) for each in matrices), matrices[0].columns, out_x=True)
+        config = launch_config(product, role, device.arch)
+        if (product, config) not in self._programs:
+            self._programs[product, config] = product.load(device, config)
+        program, total, room = self._programs[product, config], np.zeros(product.rows, np.float32), Workspace(device)
+        try:
+            out = room.take(total.nbytes)
+            for floats, q, scale in rounds(x):
+                given = {"x": room.put(floats), "q": room.put(q), "s": room.put(scale), "out": out}
+                given |= {f"w{index}": matrix.buffer for index, matrix in enumerate(matrices)}
+                buffers = [given[name] for name in product.arguments]
+                program(*buffers, global_size=(product.grid(config), 1, 1), local_size=(32 * config.warps, 1, 1))
+                device.synchronize()
+                total += self._floats(out, product.rows)
+        finally:
+            room.close()
+        return total
+
+
+def rounds(x: Floats) -> Iterator[tuple[Floats, NDArray[np.int8], Floats]]:
+    """A vector (n,) as two that are added, each in the two forms in which products read one: floats, which the first
+    has whole, and int8 (n,) with scales (n / 16,)."""
+    rest = x.astype(np.float32)
+    for floats in (rest, np.zeros_like(rest)):
+        sets = rest.reshape(-1, SET)
+        scale = np.abs(sets).max(axis=1, keepdims=True) / np.float32(127)
+        q = np.rint(np.divide(sets, scale, out=np.zeros_like(sets), where=scale > 0))
+        yield floats, q.astype(np.int8), scale
+        rest = (sets - q * scale).reshape(-1)
