@@ -61,8 +61,8 @@ def quarters(shares: Floats, q: Floats) -> Floats:
 
 def rescaled(q: Floats, quarter: Floats, ratio: Floats) -> Floats:
     """Elements at another scale, `ratio` of theirs: from the middles of their quarters; as they are where it is 1."""
-    middles = q + quarter * np.float32(0.25) - np.float32(0.375)
-    made: Floats = np.where(ratio == 1, q, np.rint(middles * ratio))
+    middles = q + quarter * 0.25 - 0.375
+    made: Floats = np.where(ratio == 1, q, np.rint(middles * ratio.astype(np.float64)))
     return made
 
 
