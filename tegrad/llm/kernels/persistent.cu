@@ -260,7 +260,7 @@ static_assert(!SPLIT_SETS || STAGES < 0x10000, "steps are told apart by half an 
 // Four bits, a byte for each.
 __device__ __forceinline__ unsigned spread(unsigned bits) { return (bits & 15) * 0x204081 & 0x01010101; }
 
-// Four int8 whose quarters are given, a byte for each, times a factor of at most 1. Products make eighths of steps of them:
+// Four int8 whose quarters are given, a byte for each, times a factor of at most 1. Products make eighths of steps, as
 // conversions are slow.
 __device__ __forceinline__ unsigned rescale(unsigned bytes, unsigned quarters, float factor) {
     unsigned result = 0;
