@@ -8,17 +8,18 @@ elements counts, so what is added to the stream is added without its mean.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tegrad.llm.chips import Role
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import SET
 from tegrad.llm.launch_config import launch_config
 from tegrad.llm.matvec import LaunchConfig, Part, Product
-from tegrad.llm.network import Add, Attend, Gate, Logits, Op
+from tegrad.llm.network import Add, Gate, Logits, Norm, Op, Project, Spec
 from tegrad.llm.packed import PackedMatrix, PackedModel
 from tegrad.llm.workspace import Workspace
 from tegrad.nv.gpu import Buffer
@@ -38,25 +39,43 @@ class Biases:
 
         UnsupportedModelError where the step does not add it.
         """
-        matrices = self.model.matrices_of(at, op)
-        biased = [index for index, matrix in enumerate(matrices) if matrix.bias is not None]
-        gated, adds = isinstance(op, Gate) and op.gate is not None, isinstance(op, Add)
-        if biased and isinstance(op, Gate | Add) and (gated or (adds and not self.model.config.network.by_mean)):
-            name = f"blk.{at}.{op.matrices[biased[0]].name}"
-            raise UnsupportedModelError(f"{name} has a bias, which the persistent step does not add")
-        norm = None if isinstance(op, Attend | Add) or op.norm is None else op.norm.spec
-        made = None if norm is None else self.model.vectors_of(at, op).get(f"{norm.name}.bias")
-        if not biased and made is None:
+        matrices, adds = self.model.matrices_of(at, op), isinstance(op, Add)
+        self._check(at, op, matrices)
+        constant = self._of_norm(at, op, matrices)
+        if constant is None and all(matrix.bias is None for matrix in matrices):
             return 0
-        if len(matrices) == 1 and made is None and not adds:
+        if constant is None and len(matrices) == 1 and not adds:
             assert matrices[0].bias is not None
             return int(matrices[0].bias.va_addr)
         total = np.concatenate([self._own(matrix) for matrix in matrices])
-        if made is not None:
-            total += self._products(op.role, matrices, self._floats(made, self.model.config.dim))
+        if constant is not None:
+            total += constant
         if adds:
             total -= total.mean()
         return int(self._workspace.put(total).va_addr)
+
+    def _check(self, at: int, op: Op | Logits, matrices: Sequence[PackedMatrix]) -> None:
+        """Refuse a bias that the step does not add."""
+        match op:
+            case Gate(gate=Spec()):
+                pass
+            case Add() if not self.model.config.network.by_mean:
+                pass
+            case _:
+                return
+        for spec, matrix in zip(op.matrices, matrices, strict=True):
+            if matrix.bias is not None:
+                name = f"blk.{at}.{spec.name}"
+                raise UnsupportedModelError(f"{name} has a bias, which the persistent step does not add")
+
+    def _of_norm(self, at: int, op: Op | Logits, matrices: Sequence[PackedMatrix]) -> Floats | None:
+        """What the bias of an operation's norm makes in its products; None where there is none."""
+        match op:
+            case Project(norm=Norm(spec=spec)) | Gate(norm=Norm(spec=spec)) | Logits(norm=Norm(spec=spec)):
+                bias = self.model.vectors_of(at, op).get(f"{spec.name}.bias")
+                if bias is not None:
+                    return self._products(op.role, matrices, self._floats(bias, self.model.config.dim))
+        return None
 
     def _own(self, matrix: PackedMatrix) -> Floats:
         return np.zeros(matrix.rows, np.float32) if matrix.bias is None else self._floats(matrix.bias, matrix.rows)
@@ -64,7 +83,7 @@ class Biases:
     def _floats(self, buffer: Buffer, count: int) -> Floats:
         return np.frombuffer(self.model.device.download(buffer, 4 * count), np.float32)
 
-    def _products(self, role: Any, matrices: tuple[PackedMatrix, ...], x: Floats) -> Floats:
+    def _products(self, role: Role, matrices: Sequence[PackedMatrix], x: Floats) -> Floats:
         """Products of matrices with a vector, to 16 bits of it: as int8, and what that leaves as int8 again."""
         device = self.model.device
         product = Product(tuple(Part(each.kind, each.rows) for each in matrices), matrices[0].columns, out_x=True)
@@ -89,10 +108,11 @@ class Biases:
 def rounds(x: Floats) -> Iterator[tuple[Floats, NDArray[np.int8], Floats]]:
     """A vector (n,) as two that are added, each in the two forms in which products read one: floats, which the first
     has whole, and int8 (n,) with scales (n / 16,)."""
-    rest = x.astype(np.float32)
-    for floats in (rest, np.zeros_like(rest)):
+    rest = x
+    for floats in (x, np.zeros_like(x)):
         sets = rest.reshape(-1, SET)
-        scale = np.abs(sets).max(axis=1, keepdims=True) / np.float32(127)
-        q = np.rint(np.divide(sets, scale, out=np.zeros_like(sets), where=scale > 0))
-        yield floats, q.astype(np.int8), scale
-        rest = (sets - q * scale).reshape(-1)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is no number stays none, and its logits say so
+            scale = np.abs(sets).max(axis=1, keepdims=True) / np.float32(127)
+            q = np.rint(np.divide(sets, scale, out=np.zeros_like(sets), where=scale > 0)).astype(np.int8)
+            rest = (sets - q * scale).reshape(-1)
+        yield floats, q, scale
