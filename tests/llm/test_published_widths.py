@@ -136,8 +136,8 @@ def test_one_launch_and_prompts_find_what_many_launches_do(tmp_path: Path, devic
         try:
             found["one"] = steps(PersistentPlan, model)
         except UnsupportedModelError as refused:
-            said = str(refused)
-            assert device.sm_count < 32 or "norm, gate or positions" in said, said  # an H100 has room for all of these
+            # An H100 has room for all of these; GPT-2 has learned positions.
+            assert device.sm_count < 32 or WIDTHS[name].arch == "gpt2", refused
     assert np.isfinite(many).all()
     assert {
         way: far for way, logits in found.items() if (far := np.abs(logits - many).max() / many.std()) > NEAR[way]
