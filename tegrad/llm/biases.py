@@ -18,9 +18,9 @@ from tegrad.llm.chips import Role
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import SET
 from tegrad.llm.launch_config import launch_config
-from tegrad.llm.matvec import LaunchConfig, Part, Product
-from tegrad.llm.network import Add, Gate, Logits, Norm, Op, Project, Spec
-from tegrad.llm.packed import PackedMatrix, PackedModel
+from tegrad.llm.matvec import LaunchConfig, Product
+from tegrad.llm.network import Add, Gate, Logits, Norm, Op, Project
+from tegrad.llm.packed import PackedMatrix, PackedModel, parts
 from tegrad.llm.workspace import Workspace
 from tegrad.nv.gpu import Buffer
 
@@ -56,17 +56,12 @@ class Biases:
 
     def _check(self, at: int, op: Op | Logits, matrices: Sequence[PackedMatrix]) -> None:
         """Refuse a bias that the step does not add."""
-        match op:
-            case Gate(gate=Spec()):
-                pass
-            case Add() if not self.model.config.network.by_mean:
-                pass
-            case _:
-                return
-        for spec, matrix in zip(op.matrices, matrices, strict=True):
-            if matrix.bias is not None:
-                name = f"blk.{at}.{spec.name}"
-                raise UnsupportedModelError(f"{name} has a bias, which the persistent step does not add")
+        by_mean = self.model.config.network.by_mean
+        if (isinstance(op, Gate) and op.gate is not None) or (isinstance(op, Add) and not by_mean):
+            for spec, matrix in zip(op.matrices, matrices, strict=True):
+                if matrix.bias is not None:
+                    name = f"blk.{at}.{spec.name}"
+                    raise UnsupportedModelError(f"{name} has a bias, which the persistent step does not add")
 
     def _of_norm(self, at: int, op: Op | Logits, matrices: Sequence[PackedMatrix]) -> Floats | None:
         """What the bias of an operation's norm makes in its products; None where there is none."""
@@ -86,7 +81,7 @@ class Biases:
     def _products(self, role: Role, matrices: Sequence[PackedMatrix], x: Floats) -> Floats:
         """Products of matrices with a vector, to 16 bits of it: as int8, and what that leaves as int8 again."""
         device = self.model.device
-        product = Product(tuple(Part(each.kind, each.rows) for each in matrices), matrices[0].columns, out_x=True)
+        product = Product(parts(matrices), matrices[0].columns, out_x=True)
         config = launch_config(product, role, device.arch)
         if (product, config) not in self._programs:
             self._programs[product, config] = product.load(device, config)

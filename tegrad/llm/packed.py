@@ -22,6 +22,7 @@ from tegrad.llm.closing import Closing
 from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.formats import F16, F32, PLAIN, BlockType
 from tegrad.llm.gguf import Gguf, Progress, TensorInfo
+from tegrad.llm.matvec import Part
 from tegrad.llm.network import Attend, Logits, Op, Project, Spec
 from tegrad.llm.programs import Programs
 from tegrad.llm.state import STATE_SPEC
@@ -55,6 +56,11 @@ class PackedMatrix:
     def nbytes(self) -> int:
         """Bytes of `buffer`."""
         return packing.packed_bytes(self.kind, self.rows, self.columns)
+
+
+def parts(matrices: Iterable[PackedMatrix]) -> tuple[Part, ...]:
+    """Matrices as a product takes them."""
+    return tuple(Part(matrix.kind, matrix.rows) for matrix in matrices)
 
 
 def arranging(programs: Programs, kind: BlockType, buffer: Buffer, segments: int, large: Buffer) -> list[Launch]:

@@ -27,9 +27,9 @@ from tegrad.llm.closing import Closing
 from tegrad.llm.formats import PLAIN, SET
 from tegrad.llm.launch_config import launch_config
 from tegrad.llm.macros import Activation, Norm
-from tegrad.llm.matvec import BEST_ROWS, LaunchConfig, Part, Product
+from tegrad.llm.matvec import BEST_ROWS, LaunchConfig, Product
 from tegrad.llm.network import Add, Attend, Gate, Op, Project, Reader
-from tegrad.llm.packed import PackedMatrix, PackedModel
+from tegrad.llm.packed import PackedMatrix, PackedModel, parts
 from tegrad.llm.programs import Programs
 from tegrad.llm.state import LOGITS_SPEC, States
 from tegrad.llm.turns import Turns
@@ -231,7 +231,7 @@ class DecodePlan(Closing):
             source, norm = self._normed, norm._replace(kind="none")
         waiting, self._waiting = self._waiting, None
         product = Product(
-            _parts(matrices), matrices[0].columns, norm.kind, self.config.eps,
+            parts(matrices), matrices[0].columns, norm.kind, self.config.eps,
             self._ss_parts if waiting is None else waiting.ss_parts, gated, _biased(matrices),
             activation if cap is None else "cap", out_x=readers is None or self._reads_x(readers), best=best,
             out_q=readers is not None and self._reads_q(readers), joins=waiting is not None, cap=cap or 0.0,
@@ -274,7 +274,7 @@ class DecodePlan(Closing):
         return launch
 
     def _apart(self, matrix: PackedMatrix) -> Product:
-        return Product(_parts((matrix,)), matrix.columns, bias=_biased((matrix,)), out_x=True, out_ss=True)
+        return Product(parts((matrix,)), matrix.columns, bias=_biased((matrix,)), out_x=True, out_ss=True)
 
     def _join(self, waiting: _Waiting, readers: Sequence[PackedMatrix], norm: Buffer) -> Launch:
         """The residual stream with what waits to be added, for `readers` after a norm with this weight."""
@@ -292,7 +292,7 @@ class DecodePlan(Closing):
     def _residual(self, matrix: PackedMatrix, readers: Sequence[PackedMatrix]) -> Product:
         wants_q = self._stream_q(readers)
         return Product(
-            _parts((matrix,)), matrix.columns, bias=_biased((matrix,)), residual=True, out_q=wants_q, out_norm=wants_q
+            parts((matrix,)), matrix.columns, bias=_biased((matrix,)), residual=True, out_q=wants_q, out_norm=wants_q
         )
 
     def _launch_config(self, role: Role, product: Product) -> LaunchConfig:
@@ -350,10 +350,6 @@ class DecodePlan(Closing):
             self._programs, self._states.states, self._qkv, norms, self._turns(op.rope), self._cache.layers[at],
             self._space, (mixed.x, mixed.q, mixed.s),
         )  # fmt: skip
-
-
-def _parts(matrices: Sequence[PackedMatrix]) -> tuple[Part, ...]:
-    return tuple(Part(matrix.kind, matrix.rows) for matrix in matrices)
 
 
 def _biased(matrices: Sequence[PackedMatrix]) -> bool:

@@ -118,7 +118,7 @@ class Layer:
     vectors: Mapping[str, int] = field(default_factory=dict, hash=False)
     """Norms' weights, by the names of their specs."""
     biases: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """float32 of all rows of a role's matrices, where they are not zeros."""
+    """By roles: float32 of all rows of their matrices; 0, or no entry, for none."""
     keys: int = 0
     values: int = 0
     key_scales: int = 0

@@ -158,7 +158,7 @@ def check_stages(rig: Rig, token: int, position: int) -> None:
             error = np.abs(got.staged(False) - made.staged(False)) / np.repeat(made.scale, UNIT)
             assert error.max() < 1.1 + 127 / 511, name  # one level, and 127 of them with scales a code apart
             assert (error > 0.1).mean() < 0.05, name
-            same = (np.repeat(got.scale == made.scale, UNIT)) & (got.q == made.q)
+            same = np.repeat(got.scale == made.scale, UNIT) & (got.q == made.q)
             assert not rig.kernel.defines["SPLIT_SETS"] or (got.quarter != made.quarter)[same].mean() < 0.1, name
             np.testing.assert_allclose(got.squares, made.squares, rtol=2e-3, err_msg=name)
         got.stage = made.stage
@@ -324,6 +324,29 @@ def test_a_plan_of_the_engine_errs_as_little_as_the_many_kernels(
     largest, mean = errors(np.array(got), exact)
     assert mean < 0.03
     assert largest < 0.15
+
+
+@pytest.mark.parametrize("operands", ["end"], indirect=True)
+def test_half_an_epoch_tells_packets_apart_where_it_goes_round(operands: Operands) -> None:
+    """Steps whose epochs pass a multiple of 65536 give the bits of a workspace's first steps."""
+    rig = Rig(operands, Shape(), 6)
+    assert rig.kernel.defines["SPLIT_SETS"]
+    found = []
+    for step in (0, 0x10000 // len(rig.program.stages) - 1):
+        rig.begin(7, 0)
+        rig.store(rig.space.offset(0, 4), np.array([step], np.uint32))
+        for _ in range(3):
+            rig.launch()
+            found.append(rig.operands.get(rig.logits, rig.made.shape.vocab, np.float32).copy())
+    np.testing.assert_array_equal(found[:3], found[3:])
+    space = rig.operands.get(rig.space, rig.kernel.space_bytes, np.uint8)
+    assert space[:4].view(np.uint32)[0] == 0x10000 // len(rig.program.stages) + 2
+
+
+def test_packets_of_sums_are_no_halves_of_sets() -> None:
+    """A program with norms after blocks, all of whose sets of 16 one CTA writes, needs nothing for halves."""
+    kernels = (Persistent(build(make(Shape(post_norms=True)).network, ctas), "sm_87", 64) for ctas in (4, 6))
+    assert [kernel.defines["SPLIT_SETS"] for kernel in kernels] == [False, True]
 
 
 def test_a_proof_is_made_once_and_only_for_what_was_proved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
