@@ -343,6 +343,31 @@ def deal(units: int, ctas: int, least: int = 1) -> list[tuple[int, int]]:
     return list(zip(firsts, counts, strict=True))
 
 
+def deal_kinds(matrices: Sequence[Matrix], ctas: int) -> list[tuple[int, int]]:
+    """`deal` of the rows of matrices below one another. A CTA has rows of one kind, for which it stages its vector;
+    neighbours of one kind get as many CTAs as even out what the busiest streams."""
+    kinds = [tuple(alike) for _, alike in groupby(matrices, key=lambda matrix: matrix.kind)]
+    if len(kinds) > ctas:
+        raise UnsupportedModelError(f"{len(kinds)} kinds of matrices need as many CTAs, there are {ctas}")
+    leasts = [_together(*alike) for alike in kinds]
+    units = [sum(matrix.rows for matrix in alike) // UNIT for alike in kinds]
+    ways = [1] * len(kinds)
+
+    def _busiest(at: int) -> int:
+        matrix = kinds[at][0]
+        most = max(count for _, count in deal(units[at], ways[at], leasts[at]))
+        return most * UNIT * matrix.columns * stream_bytes(matrix) // stream_segment(matrix)
+
+    for _ in range(ctas - len(kinds)):
+        ways[max(range(len(kinds)), key=_busiest)] += 1
+    tops = np.cumsum([0, *units[:-1]]).tolist()
+    return [
+        (top + first, count)
+        for top, *how in zip(tops, units, ways, leasts, strict=True)
+        for first, count in deal(*how)
+    ]
+
+
 def _runs(matrices: Sequence[tuple[int, Matrix]], first: int, rows: int) -> Iterator[tuple[int, int, int]]:
     """The segments of rows [first, first + rows) of numbered matrices below one another: `Run`s, without the rest."""
     top = 0
@@ -449,8 +474,9 @@ class _Builder:
         groups = -(-rows // (UNIT * least))
         begin, end = (groups * at // parts * least for at in (part, part + 1))
         shares: list[Share] = []
-        for cta, (dealt, units) in enumerate(deal(end - begin, self.ctas, least)):
-            unit = begin + dealt
+        dealt = deal_kinds(matrices, self.ctas) if op is Op.PROJECT else deal(end - begin, self.ctas, least)
+        for cta, (at, units) in enumerate(dealt):
+            unit = begin + at
             own = tuple(run for side in sides for run in _runs(side, unit * UNIT, units * UNIT))
             output: Span | None = Span(target, first + unit * UNIT, units * UNIT)
             if op in (Op.LOGITS, Op.APART):
@@ -473,12 +499,7 @@ class _Builder:
         matrices = self.network.matrices_of(layer, op)
         match op:
             case Project():
-                top = 0
-                # Neighbours of one kind are a stage, for which the vector is staged in shared memory once.
-                for _, alike in groupby(matrices, key=lambda matrix: matrix.kind):
-                    group = tuple(alike)
-                    self.product(Op.PROJECT, Vector.X, Vector.QKV, group, first=top, floats=True)
-                    top += sum(matrix.rows for matrix in group)
+                self.product(Op.PROJECT, Vector.X, Vector.QKV, matrices, floats=True)
             case Attend():
                 self.attend()
             case Gate():
@@ -796,6 +817,8 @@ def _check_matrices(program: Program) -> None:
     for stage in program.stages:
         own = {matrix.name for matrix in stage.matrices}
         for ins in stage.instructions:
+            if len({run.matrix.kind.name for run in ins.runs}) > 1:
+                raise ScheduleError(f"{ins} multiplies matrices of several kinds by a vector staged for one")
             _check_rows(program, ins)
             for run in ins.runs:
                 if run.matrix.name not in own:

@@ -139,6 +139,11 @@ def wrong_matrix(program: Program) -> Program:
     return program.replaced(ins._replace(runs=(run._replace(matrix=other.matrices["gate"][0]), ins.runs[1])))
 
 
+def two_kinds(program: Program) -> Program:
+    ins, value = find(program, Op.PROJECT, 0), find(program, Op.PROJECT, 5)
+    return program.replaced(ins._replace(runs=(*ins.runs, *value.runs)))
+
+
 def skip_a_reader(program: Program) -> Program:
     """Output is added before attention's result is there: nothing tells its writers that QKV was read."""
     stage = next(stage for stage in program.stages if stage.op is Op.ADD and stage.layer == 1)
@@ -160,6 +165,7 @@ MUTANTS: dict[Callable[[Program], Program], str] = {
     write_beyond: "which has 512 elements",
     leave_a_segment: "segment .* of embedding is computed 0 times",
     wrong_matrix: "which is no matrix of its stage",
+    two_kinds: "multiplies matrices of several kinds",
     skip_a_reader: "may still read it",
 }
 
@@ -333,6 +339,24 @@ def test_layers_of_a_published_mixture_take_other_formats_by_turns() -> None:
     interpreter.run(validate(program))
     wanted = float_step(made, 11)
     assert np.abs(interpreter.logits - wanted).max() < 3e-2 * np.abs(wanted).max()
+
+
+def test_values_of_another_kind_are_multiplied_in_the_stage_of_queries_and_keys() -> None:
+    """By CTAs of their own, as many as even out what is streamed."""
+    mixed, alike = (build(network(LLAMA_1B, Q4_K, kind, layers=1), 132) for kind in (Q6_K, Q4_K))
+    validate(mixed)
+    assert len(mixed.stages) == len(alike.stages)
+    (stage,) = (stage for stage in mixed.stages if stage.op is Op.PROJECT)
+    kinds = [run.matrix.kind for ins in stage.instructions for run in ins.runs]
+    assert {*kinds} == {Q4_K, Q6_K}
+    values = [ins for ins in stage.instructions if any(run.matrix.kind is Q6_K for run in ins.runs)]
+    assert len(values) == 32
+    assert {ins.output.elements for ins in values if ins.output} == {16}
+
+
+def test_more_kinds_than_ctas_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="2 kinds of matrices need as many CTAs, there are 1"):
+        build(network((512, 1024, 8, 1, 64, 1, 1024), Q4_K, Q6_K), 1)
 
 
 @pytest.mark.parametrize(
