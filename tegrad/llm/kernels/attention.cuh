@@ -406,9 +406,25 @@ __device__ __forceinline__ void turn_pair(float &a, float &b, int pair, const fl
     }
 }
 
+// A lane's weights of what norms a head, by its pairs.
+struct HeadNorm {
+    float2 pair[PAIR_TURNS];
+    __device__ __forceinline__ void load([[maybe_unused]] const float *weights, [[maybe_unused]] unsigned lane) {
+#if QK_NORM
+#pragma unroll
+        for (int i = 0; i < PAIR_TURNS; i++) {
+            const int of = lane + 32 * i;
+            if (of >= HEAD_DIM / 2) break;
+            const int2 at = pair_at(of);
+            pair[i] = {weights[at.x], weights[at.y]};
+        }
+#endif
+    }
+};
+
 // Norm and rotate one head of q or k by a warp; where heads are normed together, `factor` has their norm.
 // `turn` is the table's cosines at this position; its sines are `sines` on.
-__device__ __forceinline__ void turn_head(const float *in, const float *norm, const float *turn, size_t sines,
+__device__ __forceinline__ void turn_head(const float *in, const HeadNorm &norm, const float *turn, size_t sines,
                                           float factor, float *out, unsigned lane) {
     float2 held[PAIR_TURNS];
     float squares = 0;
@@ -429,7 +445,7 @@ __device__ __forceinline__ void turn_head(const float *in, const float *norm, co
         if (pair >= HEAD_DIM / 2) break;
         int2 at = pair_at(pair);
         float a = held[i].x * root, b = held[i].y * root;
-        if (QK_NORM) a *= norm[at.x], b *= norm[at.y];
+        if (QK_NORM) a *= norm.pair[i].x, b *= norm.pair[i].y;
         if (QK_NORM != 3) turn_pair(a, b, pair, turn, sines);
         out[at.x] = a;
         out[at.y] = b;
@@ -464,12 +480,26 @@ __device__ __forceinline__ void store_row(float *row, const Side &to, int positi
 #endif
 }
 
+// The norms of queries and key, which a warp loads before queries and key are there.
+struct HeadNorms {
+    const float *query, *key;
+    HeadNorm held;
+    __device__ __forceinline__ HeadNorms(const float *query, const float *key, unsigned thread)
+        : query(query), key(key) {
+        load(thread / 32, thread % 32);
+    }
+    // Those of a query head, or, after all of them, of the key.
+    __device__ __forceinline__ void load(int vector, unsigned lane) {
+        if (vector <= GROUP) held.load(vector == GROUP ? key : query + (QK_NORM == 2 ? vector * HEAD_DIM : 0), lane);
+    }
+};
+
 // Queries of a KV head into shared memory; the first split also makes the token's own key and value and stores them.
 // q, k, v: float32, this KV head's GROUP query heads, its key and its value. turn: rope's cosines at this position; its
 // sines are `sines` on.
 __device__ __forceinline__ void prepare(Shared &shared, const Side &keys, const Side &values, int position, bool first,
-                                        const float *q, const float *k, const float *v, const float *q_norm,
-                                        const float *k_norm, const float *turn, size_t sines, unsigned thread) {
+                                        const float *q, const float *k, const float *v, HeadNorms norms,
+                                        const float *turn, size_t sines, unsigned thread) {
     unsigned lane = thread % 32;
 #ifdef ATTENTION_SCALE
     const float scale = 1.4426950408889634f * ATTENTION_SCALE;
@@ -484,9 +514,9 @@ __device__ __forceinline__ void prepare(Shared &shared, const Side &keys, const 
     q_factor *= whole(shared.squares[0], HEADS * HEAD_DIM), k_factor = whole(shared.squares[1], KEY_HEADS * HEAD_DIM);
 #endif
     for (int vector = thread / 32; vector < GROUP + (first ? 2 : 0); vector += ATTENTION_WARPS) {
+        if (vector >= ATTENTION_WARPS) norms.load(vector, lane);
         if (vector < GROUP) {
-            const float *norm = q_norm + (QK_NORM == 2 ? vector * HEAD_DIM : 0);
-            turn_head(q + vector * HEAD_DIM, norm, turn, sines, q_factor, shared.query[vector], lane);
+            turn_head(q + vector * HEAD_DIM, norms.held, turn, sines, q_factor, shared.query[vector], lane);
             continue;
         }
         bool value = vector > GROUP;
@@ -495,7 +525,7 @@ __device__ __forceinline__ void prepare(Shared &shared, const Side &keys, const 
             for (int i = lane; i < HEAD_DIM; i += 32) row[i] = v[i];
             __syncwarp();
         } else {
-            turn_head(k, k_norm, turn, sines, k_factor, row, lane);
+            turn_head(k, norms.held, turn, sines, k_factor, row, lane);
         }
 #if RINGS || BLOCK_POSITIONS
         Side to = keys;  // whose rows are the values' too; a choice of two Sides would put both into local memory
@@ -770,8 +800,9 @@ __device__ __forceinline__ void split(Shared &shared, const Side &keys, const Si
         k_rows.load_some(keys, at, rows.end, lane);
         v_rows.load_some(values, at, rows.end, lane);
     }
+    const HeadNorms norms(q_norm, k_norm, thread);
     ready();
-    prepare(shared, keys, values, position, split == 0, q, k, v, q_norm, k_norm, turn, sines, thread);
+    prepare(shared, keys, values, position, split == 0, q, k, v, norms, turn, sines, thread);
     ATTENTION_SYNC();
     // The last warp has the fewest tiles, so that the token's own key is its.
     bool fresh = split == 0 && warp == ATTENTION_WARPS - 1;

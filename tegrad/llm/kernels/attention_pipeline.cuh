@@ -426,8 +426,9 @@ __device__ __forceinline__ void pipelined_split(Shared &shared, Pipeline &pipeli
                                           Ready ready) {
     const Range range = attend::range(cached(keys, position), split);
     const unsigned warp = thread / 32, lane = thread % 32;
+    const HeadNorms norms(q_norm, k_norm, thread);
     ready();
-    prepare(shared, keys, values, position, split == 0, q, k, v, q_norm, k_norm, turn, sines, thread);
+    prepare(shared, keys, values, position, split == 0, q, k, v, norms, turn, sines, thread);
     typename Worker<TENSOR>::Type worker;
     worker.lay_out(shared, warp, lane);
     ATTENTION_SYNC();

@@ -46,7 +46,9 @@ extern "C" __global__ void store_qkv(
 #ifdef TEMPERATURE
         if (head < HEADS) factor *= attend::temperature(position);
 #endif
-        attend::turn_head(in, norm, turn, (size_t)rope_positions * ROPE_PAIRS, factor, row, lane);
+        attend::HeadNorm held;
+        held.load(norm, lane);
+        attend::turn_head(in, held, turn, (size_t)rope_positions * ROPE_PAIRS, factor, row, lane);
     } else {
         for (int i = lane; i < HEAD_DIM; i += 32) row[i] = in[i];
         __syncwarp();
