@@ -1,10 +1,10 @@
 """Every family of models on a GPU: `python tests/hardware/families.py [FILE.json]`, beside a GPU of our kernels.
 
-A small random model of each shape of tests/llm/tiny_llama.py, in halves and in a packed format, and two whose rows are
-odd multiples of 32, in each format of blocks of 32, go through steps of many launches, steps of one launch, a prompt in
-chunks and a batch, in JOBS processes. Each row has the root mean square and the largest distance of the logits from the
-float32 reference, over the reference's standard deviation; where a way refuses the model, what it says. Exit code 1
-where a distance is beyond its limit.
+A small random model of each shape of tests/llm/tiny_llama.py, in halves and in a packed format, two whose rows are odd
+multiples of 32, in each format of blocks of 32, and some in a mixture of formats go through steps of many launches,
+steps of one launch, a prompt in chunks and a batch, in JOBS processes. Each row has the root mean square and the
+largest distance of the logits from the float32 reference, over the reference's standard deviation; where a way refuses
+the model, what it says. Exit code 1 where a distance is beyond its limit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
-from tiny_llama import SHAPES, TYPE, Shape, write
+from tiny_llama import MIXED, SHAPES, TYPE, Shape, write
 
 import tegrad.nv
 from tegrad.llm.batch import Batch
@@ -54,6 +54,9 @@ ODD: Final = {
     "odd rows": Shape(dim=352, ffn=416, head_dim=64),
     "odd rows, tied": Shape(dim=288, ffn=544, head_dim=64, tied=True, arch="qwen3"),
 }
+MIXTURE: Final = "Q4_K_M"
+"""Q4_K, with values and down in Q6_K: one launch multiplies queries and keys in one stage with values."""
+MIXED_SHAPES: Final = ("plain", "smollm3", "olmo2", "gemma3", "nemotron", "wide heads", "sixteen to a group")
 BLOCKS_OF_32: Final = (TYPE.Q8_0, TYPE.Q4_0, TYPE.Q4_1, TYPE.Q5_0, TYPE.Q5_1, TYPE.IQ4_NL)
 
 
@@ -96,19 +99,22 @@ WAYS: Final = {
 }
 
 
-def rows(case: tuple[str, TYPE]) -> list[dict[str, Any]]:
+def rows(case: tuple[str, str]) -> list[dict[str, Any]]:
     """A shape in a format, each way."""
     with TemporaryDirectory() as folder:
         return list(_rows(Path(folder), *case))
 
 
-def _rows(folder: Path, name: str, kind: TYPE) -> Iterator[dict[str, Any]]:
-    shape = (SHAPES | ODD)[name]
-    path = write(folder / "model.gguf", replace(shape, bias=False), kind)
+def _rows(folder: Path, name: str, kind: str) -> Iterator[dict[str, Any]]:
+    shape = replace((SHAPES | ODD)[name], bias=False)
+    if kind == MIXTURE:
+        path = write(folder / "model.gguf", shape, TYPE.Q4_K, kinds=MIXED)
+    else:
+        path = write(folder / "model.gguf", shape, TYPE[kind])
     tokens = np.random.default_rng(5).integers(0, shape.vocab, TOKENS).tolist()
     expected = Reference(path).logits(tokens)
     for way, run in WAYS.items():
-        row: dict[str, Any] = {"model": name, "format": kind.name, "way": way}
+        row: dict[str, Any] = {"model": name, "format": kind, "way": way}
         try:
             with PackedModel.load(path, "NV") as model:
                 found = run(model, tokens)
@@ -119,10 +125,13 @@ def _rows(folder: Path, name: str, kind: TYPE) -> Iterator[dict[str, Any]]:
         yield {**row, "rms": float(np.sqrt((off**2).mean())), "most": float(np.abs(off).max())}
 
 
-def cases() -> Iterator[tuple[str, TYPE]]:
+def cases() -> Iterator[tuple[str, str]]:
     """Each shape in its formats."""
     for name in SHAPES | ODD:
-        yield from ((name, kind) for kind in (TYPE.F16, *(BLOCKS_OF_32 if name in ODD else BLOCKS_OF_32[:1])))
+        kinds = (TYPE.F16, *(BLOCKS_OF_32 if name in ODD else BLOCKS_OF_32[:1]))
+        yield from ((name, kind.name) for kind in kinds)
+        if name in MIXED_SHAPES:
+            yield name, MIXTURE
 
 
 def main() -> int:
