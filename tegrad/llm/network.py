@@ -3,10 +3,9 @@
 A token's vector is the **residual stream**. `Embed` makes it; each layer runs its own of `Network.blocks` on it, in
 order; `Logits` reads it. Whoever executes a model goes through these operations and does each in its own way: the
 tinygrad graph (`model`), launches of a decode step (`plan`), of a prompt or a batch (`rows`), the instructions of a
-step in one launch (`schedule`, `interpreter`), and the references in numpy (`reference`, `exact`). The kernel of one
-launch runs one form of block; `persistent` refuses any other. A family is a row of `arch.ARCHES`; with the numbers of a
-file it is this list, `arch.Config.network`. What only some families or layers do is a field of the operation that does
-it.
+step in one launch (`schedule`), and the reference in numpy (`reference`). The kernel of one launch runs one form of
+block; `persistent` refuses any other. A family is a row of `arch.ARCHES`; with the numbers of a file it is this list,
+`arch.Config.network`. What only some families or layers do is a field of the operation that does it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What operations compute, in numpy: norms, rotations, activations, and how caches round.
 
-In the precision of what they are given: `reference` works in float32, `exact` and `interpreter` in float64.
+In the precision of what they are given: `reference` works in float32, the evaluators of tests/llm in float64.
 """
 
 from __future__ import annotations

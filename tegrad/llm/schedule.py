@@ -2,15 +2,14 @@
 
 A step is a list of **stages** (embed; per layer: qkv, attend, out, gate and up, down; logits; sample). Where what a
 block adds is normed before, or those that read the stream subtract its mean, out and down set it apart and a stage
-after each joins it to the stream, which then has no mean. Each stage gives
-each CTA at most one **instruction**: the rows of matrices that it multiplies, the vector that it reads, the rows of the
-vector that it writes, and the writes of other CTAs that it waits for. Vectors travel in units of 8 elements, so that
-rows are dealt out in eights. Weights are streamed through a pipeline in the order of the instructions, tile by tile.
+after each joins it to the stream, which then has no mean. Each stage gives each CTA at most one **instruction**: the
+rows of matrices that it multiplies, the vector that it reads, the rows of the vector that it writes, and the writes of
+other CTAs that it waits for. Vectors travel in units of 8 elements, so that rows are dealt out in eights. Weights are
+streamed through a pipeline in the order of the instructions, tile by tile.
 
 `build` makes a program, `validate` proves it: every instruction comes to run, every element that is read was written
 before by somebody who was waited for, is written once a version, and is not overwritten while anybody may still read
-it; every row of every matrix is computed once. `encode` is what the kernel reads. `interpreter` executes the same
-program in numpy.
+it; every row of every matrix is computed once. `encode` is what the kernel reads.
 """
 
 from __future__ import annotations
@@ -362,9 +361,7 @@ def deal_kinds(matrices: Sequence[Matrix], ctas: int) -> list[tuple[int, int]]:
         ways[max(range(len(kinds)), key=_busiest)] += 1
     tops = np.cumsum([0, *units[:-1]]).tolist()
     return [
-        (top + first, count)
-        for top, *how in zip(tops, units, ways, leasts, strict=True)
-        for first, count in deal(*how)
+        (top + first, count) for top, *how in zip(tops, units, ways, leasts, strict=True) for first, count in deal(*how)
     ]
 
 

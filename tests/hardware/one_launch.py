@@ -2,7 +2,7 @@
 
 A board shows a step's arithmetic and its hand-overs. What only silicon has is the order of bulk copies and packets
 between 132 SMs. So a model with random weights decodes three tokens after random keys and values, at several depths,
-with caches of halves and of q8_0, by either plan on the device and in float64 on the host (`tegrad.llm.exact`):
+with caches of halves and of q8_0, by either plan on the device and in float64 on the host (tests/llm/exact.py):
 
 - `measured`: how far the logits are from each other and from exact ones;
 - `modelled`: how far they would be if the device did nothing but round activations to int8, as either plan does, and
@@ -13,6 +13,7 @@ with caches of halves and of q8_0, by either plan on the device and in float64 o
 Root mean squares over the standard deviation of the exact logits.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,9 +25,11 @@ import numpy as np
 import stages
 from numpy.typing import NDArray
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
+from exact import WIDTHS, Cached, Parts, Weights, by_sets, by_units, chain, not_at_all, only, together
+
 from tegrad.llm.arch import Config
 from tegrad.llm.cache import AHEAD, KvCache
-from tegrad.llm.exact import WIDTHS, Cached, Parts, Weights, by_sets, by_units, chain, not_at_all, only, together
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.persistent import PersistentPlan

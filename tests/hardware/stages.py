@@ -7,16 +7,20 @@ makes, rounded to int8 where it is. `Off.beyond` is what half a step of that rou
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tegrad.llm.exact import Asked, Cached, Floats, Parts, Way
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
+from exact import Asked, Cached, Floats, Parts, Way
+from interpreter import Travelling
+
 from tegrad.llm.formats import PLAIN, SET
-from tegrad.llm.interpreter import Travelling
 from tegrad.llm.network import Add, Attend, Gate, Project
 from tegrad.llm.schedule import FLOAT_UNIT, QUANTIZED_UNIT, UNIT, Op, Vector
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import packs
+from interpreter import Weights
 from numpy.typing import NDArray
 
 from tegrad.llm.arch import GEMMA3, LLAMA, OLMO2, QWEN3, Config, LayerForm
 from tegrad.llm.formats import Q6_K, BlockType
-from tegrad.llm.interpreter import Weights
 from tegrad.llm.network import Attend
 from tegrad.llm.packing import segments
 from tegrad.llm.persistent import angle_tables

@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import exact
 import numpy as np
 import pytest
+from exact import Asked, Parts, Weights, by_sets, by_units, chain, not_at_all, nothing, only, together
+from interpreter import Travelling
 from tiny_llama import SHAPES, TYPE, Shape, write
 
-from tegrad.llm import exact
 from tegrad.llm.errors import UnsupportedModelError
-from tegrad.llm.exact import Asked, Parts, Weights, by_sets, by_units, chain, not_at_all, nothing, only, together
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.interpreter import Travelling
 from tegrad.llm.reference import Past, Reference
 from tegrad.llm.schedule import UNIT, deal
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tiny_llama
 from decode_steps import TOKENS, errors, read
+from interpreter import Interpreter, Travelling
 from networks import Made, Shape, make
 from numpy.typing import NDArray
 from operands import Operands
@@ -24,7 +25,6 @@ from tegrad.llm.engine import Engine
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import BF16, F16, F32, Q4_0, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.interpreter import Interpreter, Travelling
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.persistent import Persistent, PersistentPlan, Tuning, prove
 from tegrad.llm.plan import DecodePlan

@@ -9,11 +9,11 @@ from itertools import chain
 
 import numpy as np
 import pytest
+from interpreter import Interpreter, Travelling
 from networks import Shape, make
 
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import F16, Q4_K, Q6_K, Q8_0
-from tegrad.llm.interpreter import Interpreter, Travelling
 from tegrad.llm.network import Attend, Spec
 from tegrad.llm.schedule import (
     NO_OPERANDS,

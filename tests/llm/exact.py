@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+from interpreter import quarters, rescaled, round_scale
 from numpy.typing import NDArray
 
 from tegrad.llm.arch import Config, tensor_name
@@ -23,7 +24,6 @@ from tegrad.llm.chips import Role
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import PLAIN, SET
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.interpreter import quarters, rescaled, round_scale
 from tegrad.llm.network import Add, Attend, Gate, Op, Project, Spec
 from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS, attended, capped
 from tegrad.llm.reference import expanded
