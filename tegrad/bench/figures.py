@@ -131,7 +131,7 @@ class Results:
 
 _ASIDE: Final = tuple(
     f":(exclude)tegrad/llm/{name}.py"
-    for name in ("dequant", "exact", "model", "interpreter", "quality", "quantize", "reference", "session", "weights")
+    for name in ("dequant", "model", "quality", "quantize", "reference", "session", "weights")
 )
 """Tinygrad's way through a model, and what only tests and measurements use."""
 _TEXT: Final = tuple(
