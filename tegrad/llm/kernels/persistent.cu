@@ -869,7 +869,7 @@ struct Epilogue {
         }
         float sum = shared_float(at);
 #pragma unroll 1
-        for (int i = 1; i < pieces; i += AT_ONCE) {  // rows of 11008 have 43: one after the other would take a us
+        for (int i = 1; i < pieces; i += AT_ONCE) {  // rows of 11008 have 43
             float v[AT_ONCE];
 #pragma unroll
             for (int k = 0; k < AT_ONCE; k++) v[k] = i + k < pieces ? shared_float(at + 4 * (i + k)) : 0;
