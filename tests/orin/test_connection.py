@@ -56,6 +56,7 @@ class SmallBoard:
         self.address = b"\0tegrad-test-" + f"{os.getpid()}-{next(numbers)}".encode()
         self.seen: list[Message] = []
         self.sessions: list[socket.socket] = []
+        self._ending = threading.Lock()
         self.answer: Answer = lambda back, message: Message(Op.DONE, value=8)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(self.address)
@@ -80,11 +81,12 @@ class SmallBoard:
         return self.answer(back, message)
 
     def hang_up(self) -> None:
-        """End the sessions."""
-        for session in self.sessions:
-            session.shutdown(socket.SHUT_RDWR)
-            session.close()
-        self.sessions.clear()
+        """End the sessions; where two threads do, the second waits until they have ended."""
+        with self._ending:
+            for session in self.sessions:
+                session.shutdown(socket.SHUT_RDWR)
+                session.close()
+            self.sessions.clear()
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
