@@ -344,7 +344,7 @@ def deal(units: int, ctas: int, least: int = 1) -> list[tuple[int, int]]:
 
 def deal_kinds(matrices: Sequence[Matrix], ctas: int) -> list[tuple[int, int]]:
     """`deal` of the rows of matrices below one another. A CTA has rows of one kind, for which it stages its vector;
-    neighbours of one kind get as many CTAs as even out what the busiest streams."""
+    neighbours of one kind get as many CTAs as even out what the busiest streams. All have as many columns."""
     kinds = [tuple(alike) for _, alike in groupby(matrices, key=lambda matrix: matrix.kind)]
     if len(kinds) > ctas:
         raise UnsupportedModelError(f"{len(kinds)} kinds of matrices need as many CTAs, there are {ctas}")
@@ -353,9 +353,7 @@ def deal_kinds(matrices: Sequence[Matrix], ctas: int) -> list[tuple[int, int]]:
     ways = [1] * len(kinds)
 
     def _busiest(at: int) -> int:
-        matrix = kinds[at][0]
-        most = max(count for _, count in deal(units[at], ways[at], leasts[at]))
-        return most * UNIT * matrix.columns * stream_bytes(matrix) // stream_segment(matrix)
+        return max(count for _, count in deal(units[at], ways[at], leasts[at])) * kinds[at][0].kind.segment_bytes
 
     for _ in range(ctas - len(kinds)):
         ways[max(range(len(kinds)), key=_busiest)] += 1
