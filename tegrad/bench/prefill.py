@@ -134,9 +134,10 @@ class PrefillBench(Bench):
         """Measure attention of a chunk after `depth` positions; the layers' caches are not in the GPU's cache."""
         positions = depth + tokens
         flash = Flash.of(config, farthest(config), positions, self.device.arch)
+        flash = flash.spread(tokens, int(self.device.sm_count))
         side = 2 * config.kv_heads * positions * config.head_dim
         width = 2 * tokens * config.heads * config.head_dim
-        chunk = self._zero(f"chunk {depth}", 0, chunk_bytes(start=depth, count=tokens))
+        chunk = self._zero(f"chunk of {tokens} after {depth}", 0, chunk_bytes(start=depth, count=tokens))
 
         def launch(at: int) -> Launch:
             keys, values = (self._weights.offset(at + side * i, side) for i in range(2))
@@ -148,7 +149,7 @@ class PrefillBench(Bench):
         us = self.added_us(launch, 2 * side, LEAST_LAUNCHES, LEAST_LAUNCHES)
         pairs = tokens * depth + tokens * (tokens + 1) // 2
         flops = 4 * config.heads * config.head_dim * pairs
-        form = f"{flash.warps}w tile {flash.tile} at {depth}"
+        form = f"{flash.groups or flash.warps}{'g' if flash.groups else 'w'} tile {flash.tile} at {depth}"
         return PrefillRow(
             model, "attention", tokens, form, config.layers, 2 * side, us, flops / us / 1e6, 2 * side / us / 1e3
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from tegrad.hw.chips import by_arch
@@ -45,6 +45,9 @@ class ChipKernels:
     """Tokens of a chunk from which a product takes Hopper's own instructions; None where there are none."""
     flash_warps: int = 4
     """Of a block of a prompt's attention where heads have 128 elements."""
+    flash_groups: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """Warpgroups of a block of a prompt's attention, and positions of a tile, by a head's elements: those for which
+    Hopper's own instructions are taken, where keys and values are halves."""
 
 
 WARPS: Final = (8, 4)
@@ -75,8 +78,11 @@ each SM. Calculated, not measured."""
 
 TUNED: Final[Mapping[str, ChipKernels]] = {
     "sm_87": ChipKernels(_SM_87, WARPS, 2, overlaps=False, wgmma_tokens=None),
-    "sm_90": ChipKernels(_SM_90, (12, *WARPS), 4, overlaps=True, wgmma_tokens=512, flash_warps=8),
-}
+    "sm_90": ChipKernels(
+        _SM_90, (12, *WARPS), 4, overlaps=True, wgmma_tokens=512, flash_warps=8,
+        flash_groups={64: (2, 128), 128: (2, 128), 256: (2, 64)},
+    ),
+}  # fmt: skip
 """By architecture. Prompts shorter than 512 tokens by Hopper's own instructions were not measured."""
 
 LEAST_SHARED_BYTES: Final = 100 << 10

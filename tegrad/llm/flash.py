@@ -1,8 +1,8 @@
-"""Causal attention of a chunk of tokens over its sequence's cache: kernels/flash.cu as a launch."""
+"""Causal attention of a chunk of tokens over its sequence's cache: kernels/flash.cu, or flash_wgmma.cu, as a launch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tegrad.llm.arch import Config
@@ -15,6 +15,8 @@ from tegrad.nv.replay import Launch
 
 WIDE_HEAD_DIM: Final = 128
 """Elements of a head beyond which attention's tiles are halved, or its sums would not fit the registers."""
+DEPTH: Final = 4
+"""Tiles of keys or of values that a block of warpgroups has room for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class Flash:
     scoring: Scoring = PLAIN
     blocks: int | None = None
     """Blocks of a sequence in the table, where the cache is a pool of them."""
+    groups: int = 0
+    """Warpgroups of a block that compute by Hopper's asynchronous tensor cores; 0: warps, by those of every chip."""
 
     @classmethod
     def of(
@@ -40,11 +44,17 @@ class Flash:
     ) -> Flash:  # fmt: skip
         """A layer's as prompts launch it on a chip, with so many positions and, if others, `rows` of the cache."""
         wide = config.head_dim > WIDE_HEAD_DIM
-        warps = kernels_of(arch).flash_warps if config.head_dim == WIDE_HEAD_DIM else 4
-        return cls(
-            config.heads, config.kv_heads, config.head_dim, rows or positions, q8, warps, 32 if wide else 64,
-            Scoring.of(config, op, positions), blocks,
-        )  # fmt: skip
+        kernels, scoring = kernels_of(arch), Scoring.of(config, op, positions)
+        sizes = config.heads, config.kv_heads, config.head_dim, rows or positions
+        made = cls(*sizes, q8, tile=32 if wide else 64, scoring=scoring, blocks=blocks)
+        if not q8 and (cut := kernels.flash_groups.get(config.head_dim)):
+            return replace(made, groups=cut[0], tile=cut[1])
+        return replace(made, warps=kernels.flash_warps) if config.head_dim == WIDE_HEAD_DIM else made
+
+    def spread(self, tokens: int, sms: int) -> Flash:
+        """With one warpgroup to a block where two would leave half of the SMs idle. Rows are computed alike."""
+        blocks = -(-tokens * self.group // (64 * max(1, self.groups))) * self.kv_heads
+        return replace(self, groups=1) if self.groups and 2 * blocks <= sms else self
 
     @property
     def group(self) -> int:
@@ -76,11 +86,20 @@ class Flash:
 
         `table` is a pool's. `overlap` as in kernels/overlap.cuh.
         """
-        program = programs(
-            "flash", buffers=7 + (table is not None), dynamic_shared=4 * self.tile * (2 * self.head_dim + 16),
-            WARPS=self.warps, TILE=self.tile, OVERLAP=overlap, **self.defines,
-        )  # fmt: skip
         buffers = (out, q, keys, values, key_scales or keys, value_scales or values, chunk)
         buffers += () if table is None else (table,)
-        grid = (-(-tokens * self.group // (16 * self.warps)), self.kv_heads, 1)
-        return Launch(program, buffers, grid, (32 * self.warps, 1, 1))
+        rows, threads = (
+            (64 * self.groups, 128 * (self.groups + 1)) if self.groups else (16 * self.warps, 32 * self.warps)
+        )
+        program = self._program(programs, len(buffers), overlap)
+        return Launch(program, buffers, (-(-tokens * self.group // rows), self.kv_heads, 1), (threads, 1, 1))
+
+    def _program(self, programs: Programs, buffers: int, overlap: int) -> Any:
+        how = {"buffers": buffers, "TILE": self.tile, "OVERLAP": overlap, **self.defines}
+        side = self.tile * self.head_dim * 2
+        if not self.groups:
+            return programs("flash", dynamic_shared=4 * (side + 16 * self.tile), WARPS=self.warps, **how)
+        if how.pop("CACHE_Q8"):
+            raise ValueError("warpgroups read keys and values as halves")
+        shared = 1024 + 64 * self.groups * self.head_dim * 2 + DEPTH * side
+        return programs("flash_wgmma", dynamic_shared=shared, features="a", GROUPS=self.groups, DEPTH=DEPTH, **how)

@@ -238,7 +238,7 @@ class Prefill(Closing):
         flash = Flash.of(
             self.config, op, self.cache.positions, self.device.arch, rows=cache.rows, q8=self.cache.q8,
             blocks=cache.table_blocks,
-        )  # fmt: skip
+        ).spread(size, int(self.device.sm_count))  # fmt: skip
         attend = flash.launch(
             programs, out=self.rows.mixed, q=self._queries, keys=cache.keys, values=cache.values, chunk=self._chunk,
             tokens=size, key_scales=cache.key_scales, value_scales=cache.value_scales, table=cache.table,

@@ -1,6 +1,7 @@
 """The bench of prompts and batches: it measures what they launch, with tiles that a chip holds."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ from tegrad.llm.gemm import (
     pick_tile,
     scratch_bound,
 )
-from tegrad.nv.replay import DEFAULT
+from tegrad.nv.replay import DEFAULT, Launch
 
 TINY = Published("llama", 320, 512, 1024, 1, 8, 4, 64, 128, 0, eps=1e-5)
 
@@ -121,16 +122,28 @@ def test_the_products_of_a_prompt_are_measured(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.board
-@pytest.mark.parametrize(("head_dim", "form"), [(64, "4w tile 64"), (128, "8w tile 64"), (256, "4w tile 32")])
-def test_attention_is_the_kernel_that_prompts_launch(head_dim: int, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("TEGRAD_BOARD", "gh100"), ("DEV", "NV"), ("HCQDEV_WAIT_TIMEOUT_MS", "60000")):
-        monkeypatch.setenv(name, value)
+@pytest.mark.parametrize(
+    ("head_dim", "tokens", "form"),
+    [(64, 8, "1g tile 128"), (96, 8, "4w tile 64"), (128, 2048, "2g tile 128"), (256, 2048, "1g tile 64")],
+)
+def test_attention_is_the_kernel_that_prompts_launch(
+    head_dim: int, tokens: int, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is launched but not run, which takes a board long."""
+    monkeypatch.setenv("TEGRAD_BOARD", "gh100")
+    monkeypatch.setenv("DEV", "NV")
     monkeypatch.setattr("tegrad.bench.products.ROTATION_BYTES", 4 << 20)
-    monkeypatch.setattr(bench, "LEAST_LAUNCHES", 1)
-    monkeypatch.setattr("tegrad.bench.gpu.PASSES", 1)
+    names = []
+
+    def noted(self: bench.PrefillBench, launch: Callable[[int], Launch], *given: int) -> float:
+        names.append(launch(0).program.name)
+        return 1.0
+
+    monkeypatch.setattr(bench.PrefillBench, "added_us", noted)
     with opened() as device, bench.PrefillBench(device, DEFAULT, False) as measured:
-        config = replace(TINY, heads=512 // head_dim, kv_heads=1, head_dim=head_dim).config
-        assert measured.attention("tiny", config, 8, 0).form == f"{form} at 0"
+        config = replace(TINY, heads=768 // head_dim, kv_heads=1, head_dim=head_dim).config
+        assert measured.attention("tiny", config, tokens, 0).form == f"{form} at 0"
+    assert names == ["flash_wgmma" if "g" in form else "flash"]
 
 
 def test_the_command_hands_every_option_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

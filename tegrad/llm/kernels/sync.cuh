@@ -13,6 +13,7 @@
 // CONSUMERS, BACKOFF (ns between polls), EVICT_FIRST (weights leave L2 first; sm_90), SPIN_LIMIT (polls of a wait at
 // most, 0 any).
 #pragma once
+#include "async.cuh"
 #include "barrier.cuh"
 
 #ifndef EPOCH_FLAGS
@@ -41,8 +42,6 @@
 __device__ __forceinline__ void back_off() {
     if constexpr (BACKOFF > 0) __nanosleep(BACKOFF);
 }
-
-__device__ __forceinline__ unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 
 // --- patience -------------------------------------------------------------------------------------------------------
 
@@ -170,9 +169,9 @@ struct Pipeline {
     alignas(8) unsigned long long full[DEPTH], empty[DEPTH];
 };
 
-__device__ __forceinline__ void pipeline_init(Pipeline &pipeline) {
+__device__ __forceinline__ void pipeline_init(Pipeline &pipeline, int producers = 1) {
     for (int i = 0; i < DEPTH; i++) {
-        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&pipeline.full[i])), "r"(1));
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&pipeline.full[i])), "r"(producers));
         asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(&pipeline.empty[i])), "r"(CONSUMERS));
     }
     // What the bulk copies count down is seen by the async proxy too.
