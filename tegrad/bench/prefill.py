@@ -244,7 +244,7 @@ def _many(gemm: Gemm, tokens: int, arch: str, sms: int) -> Iterator[Tile]:
             yield replace(tile, resident=resident)
 
 
-WGMMA_STAGES: Final = (3, 4)
+WGMMA_STAGES: Final = (3, 4, 5)
 
 
 def _wgmma(gemm: Gemm, tokens: int, arch: str, sms: int) -> Iterator[WgmmaTile]:

@@ -7,7 +7,7 @@ with one read of the weights); all turn a `Gemm` and its `Operands` into a launc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product as combinations
 from typing import Any, Final, TypeAlias, TypeVar
@@ -333,7 +333,13 @@ MOST_IDLE: Final = 0.8
 MOST_PARTS: Final = 4
 """Blocks that share a tile."""
 MOST_WHOLE_COLUMNS: Final = 4096
-"""Columns up to which sharing a tile costs more than it saves: the parts' sums go through memory."""
+"""Columns up to which sharing a few tiles costs more than it saves: the parts' sums go through memory."""
+LEAST_SHARED_COLUMNS: Final = 3072
+"""The same where there are more tiles than SMs, of which most stay whole."""
+LEAST_BUSY: Final = 0.6
+"""Share of the SMs from which a large tile to each is quicker than small ones to all."""
+LEAST_WHOLE: Final = 0.9
+"""Share of the last round's SMs, and of those before, from which tiles of their own are quicker than shared ones."""
 
 
 def blocks_held(arch: str, shared: int) -> int:
@@ -408,26 +414,41 @@ def pick_many(device: Gpu, gemm: Gemm, tokens: int) -> Tile:
 def pick_wgmma(device: Gpu, gemm: Gemm, tokens: int) -> AnyTile:
     """`pick_tile` with Hopper's own instructions where there are more tokens than a batch has.
 
-    As an H200 was quickest with the products of five models and 512 tokens (docs/notebook.md): large tiles where there
-    are many; else the smallest that all SMs hold at once; of long rows, tiles that all blocks share.
+    As an H200 was quickest with the products of four models and 512 or 2,048 tokens (docs/notebook.md): a large tile to
+    an SM, which all SMs share where its tiles are not whole rounds of them; else the smallest that all hold at once.
     """
     if tokens <= SMALL_M:
         return pick_small_m(device, gemm, tokens)
-    bm = 64 if tokens <= 64 else 128
-    large, small, tall = (_deepest(device, gemm, tile) for tile in (
-        WgmmaTile(bm), WgmmaTile(bm, 64), WgmmaTile(2 * bm if tokens > bm else bm, 64),
-    ))  # fmt: skip
-    slots = BLOCKS_PER_SM * int(device.sm_count)
-    if large.tiles(gemm, tokens) > 1.5 * slots:
+    small, large, tall, wide = _wgmma_tiles(device, gemm, tokens)
+    sms, tiles = int(device.sm_count), wide.tiles(gemm, tokens)
+    slots, short = BLOCKS_PER_SM * sms, gemm.columns <= MOST_WHOLE_COLUMNS
+    if tiles < LEAST_BUSY * sms and short:
+        return small if small.tiles(gemm, tokens) <= slots else tall
+    if _rounds(tiles, sms) >= LEAST_WHOLE or (tiles <= sms and short):
+        return wide
+    if tiles > sms and gemm.columns < LEAST_SHARED_COLUMNS:
         return large
-    whole = small if small.tiles(gemm, tokens) <= slots else tall
-    if whole.tiles(gemm, tokens) <= slots and gemm.columns <= MOST_WHOLE_COLUMNS:
-        return whole
+    if (blocks := min(sms, MOST_PARTS * tiles)) > MOST_IDLE * sms:
+        return replace(wide, blocks=blocks)
     for tile in (tall, small):
         parts = slots // (tiles := tile.tiles(gemm, tokens))
         if 1 < parts <= MOST_PARTS and parts * tiles > MOST_IDLE * slots:
             return replace(tile, blocks=parts * tiles)
-    return replace(large, blocks=min(int(device.sm_count) * large.resident, MOST_PARTS * large.tiles(gemm, tokens)))
+    return replace(small, blocks=min(sms * small.resident, MOST_PARTS * small.tiles(gemm, tokens)))
+
+
+def _wgmma_tiles(device: Gpu, gemm: Gemm, tokens: int) -> tuple[WgmmaTile, WgmmaTile, WgmmaTile, WgmmaTile]:
+    """The smallest, one of more rows, one of more tokens, and the largest, to an SM of its own; as high as so many
+    tokens need."""
+    bm = 64 if tokens <= 64 else 128
+    high = 2 * bm if tokens > bm else bm
+    small, large, tall = (_deepest(device, gemm, WgmmaTile(*cut)) for cut in ((bm, 64), (bm, 128), (high, 64)))
+    return small, large, tall, _deepest(device, gemm, WgmmaTile(high, 128), residents=(1,))
+
+
+def _rounds(tiles: int, sms: int) -> float:
+    """The share of whole rounds that so many tiles take up."""
+    return tiles / (-(-tiles // sms) * sms)
 
 
 def pick_quickest(device: Gpu, gemm: Gemm, tokens: int) -> AnyTile:
@@ -452,8 +473,11 @@ def pick_alike(most: int) -> TilePicker:
         if least is None or most < least:
             return replace(pick_many(device, gemm, tokens), splits=pick_many(device, gemm, most).splits)
         # Blocks that share tiles evenly cut each otherwise: tiles are whole.
-        small, large = (_deepest(device, gemm, WgmmaTile(64 if tokens <= 64 else 128, bn)) for bn in (64, 128))
-        return small if small.tiles(gemm, tokens) <= BLOCKS_PER_SM * int(device.sm_count) else large
+        small, large, _, wide = _wgmma_tiles(device, gemm, tokens)
+        sms, tiles = int(device.sm_count), wide.tiles(gemm, tokens)
+        if tiles >= LEAST_BUSY * sms and (tiles <= sms or _rounds(tiles, sms) >= LEAST_WHOLE):
+            return wide
+        return small if small.tiles(gemm, tokens) <= BLOCKS_PER_SM * sms else large
 
     return pick
 
@@ -464,10 +488,10 @@ PICKS: Final[Mapping[str, TilePicker]] = {"mma": pick_tile, "wgmma": pick_wgmma}
 _Large = TypeVar("_Large", Tile, WgmmaTile)
 
 
-def _deepest(device: Gpu, gemm: Gemm, tile: _Large) -> _Large:
-    """With the most stages that let an SM hold two blocks, or one."""
-    for resident in (BLOCKS_PER_SM, 1):
-        for stages in (4, 3, 2):
+def _deepest(device: Gpu, gemm: Gemm, tile: _Large, residents: Sequence[int] = (BLOCKS_PER_SM, 1)) -> _Large:
+    """With the most stages that let an SM hold so many blocks, two or one unless said."""
+    for resident in residents:
+        for stages in (5, 4, 3) if isinstance(tile, WgmmaTile) else (4, 3, 2):
             made = replace(tile, stages=stages, resident=resident)
             if blocks_held(device.arch, made.shared_bytes(gemm)) >= resident:
                 return made

@@ -36,15 +36,15 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 SMALL = WgmmaTile(32, 64, stages=3)
 SHORT = {
     "Q4_K": (Gemm(Q4_K, 100, 768), SMALL, 45, 48),
-    "three warpgroups, two runs a stage": (Gemm(Q5_K, 70, 768), WgmmaTile(64, 192, units=2, stages=2), 40, 64),
+    "three warpgroups, two runs a stage": (Gemm(Q5_K, 70, 768), WgmmaTile(64, 192, units=2, stages=3), 40, 64),
     "one token, a tail of runs": (Gemm(Q4_0, 70, 704), WgmmaTile(32, 64), 1, 32),
     "128 tokens": (Gemm(Q6_K, 70, 512), WgmmaTile(128, 64, stages=3), 131, 160),
-    "256 tokens": (Gemm(F16, 70, 512), WgmmaTile(256, 64, stages=2), 300, 300),
+    "256 tokens": (Gemm(F16, 70, 512), WgmmaTile(256, 64, stages=3), 300, 300),
     "6 bits, a tail of tokens and rows": (Gemm(Q6_K, 100, 768), SMALL, 45, 48),
     "one stage of columns": (Gemm(BF16, 70, 64), WgmmaTile(32, 64), 17, 32),
     "gated halves, shared tiles": (
         Gemm(Q8_0, 96, 512, gated=True, activation="silu", half_out=True),
-        WgmmaTile(64, 128, stages=2, blocks=3),
+        WgmmaTile(64, 128, stages=3, blocks=3),
         50,
         64,
     ),
@@ -59,11 +59,11 @@ MORE = {
     **{kind.name: (Gemm(kind, 100, 768), SMALL, 45, 48) for kind in BLOCK_TYPES.values() if kind is not Q4_K},
     "shared tiles, residual, bias": (
         Gemm(Q6_K, 40, 1024, add=True, bias=True),
-        WgmmaTile(32, 64, units=2, stages=2, blocks=7),
+        WgmmaTile(32, 64, units=2, stages=3, blocks=7),
         33,
         48,
     ),
-    "four runs a stage": (Gemm(Q6_K, 70, 1024), WgmmaTile(32, 128, units=4, stages=2), 40, 64),
+    "four runs a stage": (Gemm(Q6_K, 70, 1024), WgmmaTile(32, 128, units=4, stages=3), 40, 64),
     "three runs of floats": (Gemm(F32, 70, 192), WgmmaTile(32, 64), 17, 32),
     "shared tiles of gate and up, biases": (
         Gemm(Q4_0, 96, 1024, gated=True, activation="silu", half_out=True, bias=True),

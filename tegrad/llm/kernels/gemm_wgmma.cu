@@ -2,8 +2,7 @@
 //
 // The operands change sides: packed weights become the left one in registers, 16 rows a warp, and the tile of x, which
 // lies swizzled by 128 bytes as it is, the right one in shared memory. A warpgroup computes 64 rows of W times BM
-// tokens. While one warpgroup waits for its product, another one, of this block or of the SM's other one, makes
-// fragments.
+// tokens. While the tensor cores run a step's product, its warpgroup makes the fragments of the next step.
 //
 // Blocks share the stages of columns of all tiles evenly: a block's are those of neighbouring tiles, the first and the
 // last of which it may have in part. Of a tile in parts the last block to finish adds the sums, in order.
@@ -16,31 +15,45 @@ constexpr int THREADS = BN / 64 * 128;
 #include "wgmma.cuh"
 
 constexpr int STAGE_BYTES = (UNITS * (X_BYTES + W_BYTES) + 1023) / 1024 * 1024;
-constexpr int FILLED = STAGES - 1;  // stages that are there or on their way when a product begins
+constexpr int FILLED = STAGES - 1;  // stages that are there or on their way when the first product begins
 constexpr int DOWN = (ROWS * (GATED ? 2 : 1) + BN - 1) / BN, TILES = ACROSS * DOWN;
 constexpr unsigned WORK = TILES * STEPS;
-static_assert(FILLED > 0, "a stage to fill besides those in use");
+static_assert(FILLED > 1, "a stage to fill besides those in use: of x in a product, of weights for the next one");
 static_assert(BLOCKS <= WORK, "each block has a stage");
 static_assert(BN % 64 == 0 && X_BYTES % 1024 == 0, "whole warpgroups, and swizzled rows in their place");
 
+// A step's weights as left operands.
+typedef unsigned Fragments[UNITS][4][4];
+
 // Of row n of this warp's rows g and g + 8, word t of each set.
-static __device__ __forceinline__ void multiply(float (&sum)[BM / 2], unsigned stage, int down, int step) {
+static __device__ __forceinline__ void make(Fragments &made, unsigned stage, int down, int step) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, n = threadIdx.x / 32 * 16 + g;
 #pragma unroll
     for (int unit = 0; unit < UNITS; unit++) {
-        unsigned low[4][2], high[4][2], made[4][4];
+        unsigned low[4][2], high[4][2];
         const unsigned tile = stage + UNITS * X_BYTES + unit * W_BYTES;
         weights(tile, down, n, unit, step * UNITS + unit, t, low);
         weights(tile, down, n + 8, unit, step * UNITS + unit, t, high);
 #pragma unroll
-        for (int s = 0; s < 4; s++)
-            made[s][0] = low[s][0], made[s][1] = high[s][0], made[s][2] = low[s][1], made[s][3] = high[s][1];
-        warpgroup_begin(sum, made);
-#pragma unroll
-        for (int s = 0; s < 4; s++) Product<BM>::run(sum, made[s], described(stage + unit * X_BYTES + 32 * s));
-        warpgroup_commit();
-        warpgroup_wait(sum);
+        for (int s = 0; s < 4; s++) {
+            unsigned(&four)[4] = made[unit][s];
+            four[0] = low[s][0], four[1] = high[s][0], four[2] = low[s][1], four[3] = high[s][1];
+        }
     }
+}
+
+// Begins to add a step's product.
+static __device__ __forceinline__ void multiply(float (&sum)[BM / 2], Fragments &made, unsigned stage) {
+#pragma unroll
+    for (int unit = 0; unit < UNITS; unit++) settle_fragments(made[unit]);
+    settle(sum);
+    warpgroup_fence();
+#pragma unroll
+    for (int unit = 0; unit < UNITS; unit++)
+#pragma unroll
+        for (int s = 0; s < 4; s++)
+            Product<BM>::run(sum, made[unit][s], described(stage + unit * X_BYTES + 32 * s));
+    warpgroup_commit();
 }
 
 // An element is added to once: without an answer, since a load that follows a store would wait for it.
@@ -112,16 +125,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gemm_wgmma(
             commit_copies();
         }
         unsigned now = stages, free = stages + FILLED * STAGE_BYTES;
-        int step = begin;
-        do {
-            wait_copies<FILLED - 1>();
-            show_to_products();
-            __syncthreads();
-            if (step + FILLED < end) copier.copy(free, step + FILLED);
-            commit_copies();
-            multiply(sum, now, down, step);
-            free = next(free), now = next(now);
-        } while (++step < end);
+        Fragments made, ahead;
+        wait_copies<FILLED - 1>();
+        show_to_products();
+        __syncthreads();
+        make(made, now, down, begin);
+        for (int step = begin;; now = next(now), free = next(free)) {
+            multiply(sum, made, now);
+            const bool more = step + 1 < end;
+            if (more) {  // while that runs
+                wait_copies<FILLED - 2>();
+                show_to_products();
+                __syncthreads();  // all have the next stage, and are done with the one before
+                if (step + FILLED < end) copier.copy(free, step + FILLED);
+                commit_copies();
+                make(ahead, next(now), down, step + 1);
+            }
+            warpgroup_wait(sum);
+            if (!more) break;
+            step++;
+#pragma unroll
+            for (int i = 0; i < UNITS * 16; i++) made[i / 16][i / 4 % 4][i % 4] = ahead[i / 16][i / 4 % 4][i % 4];
+        }
         wait_copies<0>();
         if (BLOCKS != TILES && end - begin < STEPS && !join(sum, tile, partial, arrived)) continue;
         finish(sum, y, bias, down, first, tokens);
