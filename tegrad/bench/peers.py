@@ -81,7 +81,7 @@ def decode(model: Path, *, depth: int = 0, tokens: int = 128) -> Side:
 def prefill(model: Path, tokens: int = 512) -> Side:
     """Tokens per second of a prompt, at the better batch; by cuBLAS too, where that build is there."""
     fixed = ["-ngl", "99", "-p", str(tokens), "-n", "0"]
-    batches = sorted({tokens, max(tokens, 2048)})
+    batches = (tokens, 2048) if tokens < 2048 else (2048, 4096)
     builds = ("", CUBLAS) if (program("llama-bench").parent / CUBLAS).is_dir() else ("",)
     return _best(model, [[*fixed, "-fa", "1", "-b", str(b), "-ub", str(b)] for b in batches], builds)
 

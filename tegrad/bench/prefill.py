@@ -51,7 +51,7 @@ from tegrad.llm.gemm import (
 from tegrad.llm.network import Add, Gate
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.packing import packed_bytes
-from tegrad.llm.prefill import Prefill, chunk_bytes
+from tegrad.llm.prefill import Prefill, chunk_bytes, chunk_sizes
 from tegrad.llm.programs import Programs, compile_kernel
 from tegrad.llm.rows import COUNT_AT, Rows
 from tegrad.nv.compilers import CompileFailed
@@ -296,12 +296,16 @@ def sweep(bench: PrefillBench, model: str, role: str, gemm: Gemm, launches: int,
 def prompt(path: Path, tokens: int = 512, repetitions: int = REPETITIONS, **how: Any) -> list[float]:
     """Tokens per second of a prompt, each time: from tokens on the host to the last one's logits on the device.
 
-    `how` is what a `Prefill` takes beside the model and the cache.
+    `how` is what a `Prefill` takes beside the model, the cache and its chunks, which are a conversation's.
     """
     found = []
-    with PackedModel.load(path, "NV") as model, KvCache(model.device, model.config, tokens) as cache:
+    with PackedModel.load(path, "NV") as model:
+        sizes = chunk_sizes(model.device.arch, tokens)
         fed = np.random.default_rng(2).integers(0, model.config.vocab, tokens).tolist()
-        with Prefill(model, cache, **how) as prefill:
+        with (
+            KvCache(model.device, model.config, tokens, ahead=sizes[-1]) as cache,
+            Prefill(model, cache, sizes=sizes, **how) as prefill,
+        ):
             for _ in range(repetitions + 1):
                 begun = time.perf_counter()
                 prefill.run(fed)

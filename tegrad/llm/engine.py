@@ -26,7 +26,7 @@ from tegrad.llm.numerics import unit
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.persistent import NEAR_POSITIONS, PersistentPlan
 from tegrad.llm.plan import DecodePlan
-from tegrad.llm.prefill import CHUNKS, Prefill
+from tegrad.llm.prefill import Prefill, chunk_sizes
 from tegrad.llm.sampler import NO_TOKEN, Logprobs, Mask, Sampler
 from tegrad.llm.sampling import Sampling, Settings, ending
 from tegrad.llm.state import States
@@ -79,12 +79,12 @@ class Engine(Closing):
         overlapped: Dependency | None = None,
         steps_per_submission: int = 1,
         short: int | None = None,
-        chunks: Sequence[int] = CHUNKS,
+        chunks: Sequence[int] | None = None,
         reach: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """`q8` keeps keys and values in int8; prompts above `short` tokens go in chunks, unless said above
-        SHORT_PROMPT_TOKENS, or more where their steps take little.
+        """`q8` keeps keys and values in int8; prompts above `short` tokens go in `chunks`, the chip's unless said, and
+        unless said above SHORT_PROMPT_TOKENS, or more where their steps take little.
 
         `plan` makes the step; the quickest one on the device unless said. `overlapped` is the dependency between its
         launches where they wait by themselves, `dependency` that of everything else. `steps_per_submission` steps are
@@ -95,7 +95,7 @@ class Engine(Closing):
         self.logprobs: list[Logprobs] = []
         """Of each token that `generate` yielded last, where its settings ask for them."""
         self._closed, self._turn, self._stepped = False, 0, False
-        self._short, self._chunks, self._dependency, self._overlapped = short, chunks, dependency, overlapped
+        self._short, self._dependency, self._overlapped = short, dependency, overlapped
         self._bytes = sum(info.nbytes for info in file.tensors.values())
         self._steps_per_submission = steps_per_submission
         self._loops: dict[tuple[object, ...], Loop] = {}
@@ -106,7 +106,8 @@ class Engine(Closing):
             self._undo.callback(self.model.close)
             self.config, self.device = self.model.config, self.model.device
             self.context = self.config.positions(context)
-            self._cache = KvCache(self.device, self.config, self.context, q8=q8, ahead=max(chunks))
+            self._chunks = chunks or chunk_sizes(self.device.arch, self.context)
+            self._cache = KvCache(self.device, self.config, self.context, q8=q8, ahead=max(self._chunks))
             self._undo.callback(self._cache.close)
             self._states = States(self.device)
             self._undo.callback(self._states.close)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from tegrad.llm import embedding
 from tegrad.llm.cache import KvCache
+from tegrad.llm.chips import kernels_of
 from tegrad.llm.closing import Closing
 from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.flash import Flash
@@ -31,7 +32,8 @@ from tegrad.nv.gpu import Buffer
 from tegrad.nv.replay import DEFAULT, Dependency, Launch, Number, Recording
 
 CHUNKS: Final = (32, 128, 512)
-"""Tokens of a chunk, ascending: the smallest that holds what is left of a prompt, else the largest."""
+"""Tokens of a chunk, ascending: the smallest that holds what is left of a prompt, else the largest. Larger ones
+(`chunk_sizes`) are always full."""
 MOST_LOGITS_BYTES: Final = 64 << 20
 """Bytes of a chunk's logits, where all are asked for; a chunk of the smallest size may take more."""
 QKV_WARPS: Final = 4
@@ -50,10 +52,17 @@ def chunk_bytes(start: int = 0, count: int = 0, slot: int = 0, at: int = 0) -> b
     return _CHUNK.pack(start, count, slot, at, 0, 0, 0, 0)
 
 
+def chunk_sizes(arch: str, positions: int) -> tuple[int, ...]:
+    """Tokens of a chunk on a chip, of those that so many positions fill."""
+    return *CHUNKS, *(size for size in kernels_of(arch).full_chunks if size <= positions)
+
+
 def split(tokens: int, sizes: Sequence[int] = CHUNKS) -> Iterator[int]:
     """The sizes of the chunks of a prompt, the last perhaps larger than what is left."""
     while tokens > 0:
         size = next((size for size in sizes if size >= tokens), sizes[-1])
+        if size > max(tokens, CHUNKS[-1]):
+            size = max(size for size in sizes if size <= max(tokens, CHUNKS[-1]))
         yield size
         tokens -= size
 

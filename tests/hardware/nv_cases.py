@@ -868,6 +868,43 @@ def few_products() -> None:
 
 
 @case(HCQDEV_WAIT_TIMEOUT_MS="60000")
+def long_prompts() -> None:
+    """All logits of 2,600 tokens in chunks of 2,048 and smaller ones, beside exact ones: heads of 64, 128 and, within
+    windows, 256 elements, by the tiles and warpgroups that full-size prompts have."""
+    import numpy as np
+
+    sys.path.insert(0, str(ROOT / "tests/llm"))
+    from tiny_llama import SHAPES, TYPE, Shape, write
+
+    from tegrad.llm.cache import KvCache
+    from tegrad.llm.packed import PackedModel
+    from tegrad.llm.prefill import Prefill, chunk_sizes
+    from tegrad.llm.reference import Reference
+
+    positions, sizes = 3072, {"dim": 1024, "ffn": 4096, "vocab": 1031, "context": 8192}
+    gemma = {**SHAPES["gemma3"].extra, "gemma3.attention.sliding_window": 400}
+    shapes = {
+        "heads of 64": Shape(heads=16, kv_heads=4, **sizes),
+        "of 128": Shape(heads=8, kv_heads=2, **sizes),
+        "of 256": replace(SHAPES["gemma3"], heads=4, kv_heads=2, head_dim=256, extra=gemma, **sizes),
+    }
+    for name, shape in shapes.items():
+        with tempfile.TemporaryDirectory() as folder:
+            path = write(Path(folder) / "model.gguf", shape, TYPE.Q6_K)
+            tokens = np.random.default_rng(3).integers(0, shape.vocab, 2600).tolist()
+            expected = Reference(path).logits(tokens)
+            with PackedModel.load(path, "NV") as model:
+                chunks = chunk_sizes(model.device.arch, positions)
+                with (
+                    KvCache(model.device, model.config, positions, ahead=chunks[-1]) as cache,
+                    Prefill(model, cache, sizes=chunks) as prefill,
+                ):
+                    off = float(np.abs(prefill.score(tokens) - expected).max() / expected.std())
+        print(f"{name} {off:.4f} deviations;", end=" ")
+        assert off < 0.03, f"{name}: {off:.3f} standard deviations of the logits"
+
+
+@case(HCQDEV_WAIT_TIMEOUT_MS="60000")
 def a_matrix_beyond_2_gib() -> None:
     """Few tokens by F32 weights of 2.3 GB, whose rows begin within segments. Takes 9 GB of the host's memory."""
     from gemm_products import beyond_2_gib

@@ -20,7 +20,7 @@ from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.plan import DecodePlan
-from tegrad.llm.prefill import Prefill, split
+from tegrad.llm.prefill import CHUNKS, Prefill, chunk_sizes, split
 from tegrad.llm.reference import Reference
 from tegrad.llm.rows import floats
 from tegrad.llm.sampling import Settings
@@ -38,6 +38,17 @@ def test_a_prompt_is_split_into_few_chunks() -> None:
     assert list(split(560, (32, 128, 512))) == [512, 128]
     assert list(split(33, (32, 128, 512))) == [128]
     assert list(split(1, (32, 128, 512))) == [32]
+
+
+def test_large_chunks_are_always_full() -> None:
+    """On Hopper, and where the context fills one."""
+    sizes = chunk_sizes("sm_90", 4096)
+    assert sizes == (*CHUNKS, 2048)
+    assert chunk_sizes("sm_90", 2047) == chunk_sizes("sm_87", 8192) == CHUNKS
+    assert list(split(2047, sizes)) == [512, 512, 512, 512]
+    assert list(split(2048, sizes)) == [2048]
+    assert list(split(2700, sizes)) == [2048, 512, 512]
+    assert list(split(4200, sizes)) == [2048, 2048, 128]
 
 
 @pytest.fixture(scope="module")
