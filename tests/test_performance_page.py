@@ -20,6 +20,9 @@ FIGURES = {row["id"]: row for row in loaded("figures")}
 ROWS = [*loaded("reports/h200-models"), *loaded("reports/board-model")]
 RATIO = {name: row["ratio"] for name, row in FIGURES.items()}
 
+LONG_PROMPTS = tuple(name for name in RATIO if name.startswith("prefill-") and name.endswith("-16384"))
+SHORT_PROMPTS = tuple(name for name in RATIO if name.startswith("prefill-") and name not in LONG_PROMPTS)
+
 
 def shares(*prefixes: str) -> str:
     """The least and the largest share of the memory's limit."""
@@ -28,8 +31,10 @@ def shares(*prefixes: str) -> str:
 
 
 def spread(*prefixes: str) -> str:
-    """The least and the largest ratio, F16 left out."""
-    found = [each for name, each in RATIO.items() if name.startswith(prefixes) and "-f16-" not in name]
+    """The least and the largest ratio of figures whose names begin so, F16 left out; a whole name stands for itself."""
+    whole = set(prefixes) & set(RATIO)
+    names = whole or {name for name in RATIO if name.startswith(prefixes) and "-f16-" not in name}
+    found = [RATIO[name] for name in names]
     return f"{min(found):.1f} to {max(found):.1f} times as fast"
 
 
@@ -56,7 +61,7 @@ def told_of_models() -> list[str]:
         f"{shares('decode-8b-')} for 8B, {shares(*middle)} for 3B and 4B, {shares('decode-1b-')} for Llama's 1B",
         f"{FIGURES['decode-gemma3-1b-q4km']['limit_share']:.0%} for Gemma 3 1B",
         f"{FIGURES['decode-qwen2.5-0.5b-q4km']['limit_share']:.0%} for Qwen2.5 0.5B",
-        f"processed {spread('prefill-')}",
+        f"of 512 tokens are processed {spread(*SHORT_PROMPTS)}, and of 16,384 {spread(*LONG_PROMPTS)}",
         "{:.1f} and {:.1f} times as fast, 32 of 8B in Q4_K_M {:.1f} times".format(*batches),
         "delivers {:.1f} (1B) and {:.1f} times (8B)".format(*servers),
         f"is {'quicker' if start['ratio'] > 1 else 'slower'}: {start['ours']:.2f} s from the start of `tegrad run`",
