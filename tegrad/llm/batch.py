@@ -4,7 +4,7 @@ Every sequence has a slot: its blocks of the cache, its state and its ring of to
 rounded up to 8, as the last one in use needs; slots in between that nobody owns are computed and ignored. A sequence
 that is alone in the first slot has the step of a conversation (`plan`), which computes one and not 8. A sequence's
 prompt goes through `Prefill`, all but its last token, with which its first step begins. It goes in chunks, of which
-each step takes some: the others do not wait for it, and prompts take turns.
+each step takes some: the others do not wait for it, and prompts take turns. One that is alone goes in the largest.
 
 A sequence has all blocks that its limit asks for from the start, so that none ever stops for want of one. Blocks that a
 prompt has filled are found again by those that begin alike; those of sampled tokens are not, as other products computed
@@ -35,7 +35,7 @@ from tegrad.llm.network import Attend
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.pool import Lease, Pool
-from tegrad.llm.prefill import CHUNKS, Prefill, chunk_bytes, split
+from tegrad.llm.prefill import CHUNKS, Prefill, chunk_bytes, chunk_sizes, split
 from tegrad.llm.rows import Rows
 from tegrad.llm.sampling import Ending, Logprobs, Sampling, Settings, ending
 from tegrad.llm.state import LOGITS_SPEC, State, States
@@ -93,7 +93,8 @@ class Batch(Closing):
 
     The cache has `blocks` of 64 positions for all of them together, as many as all can use unless given, and what they
     take is taken now. With `share`, prompts that begin alike have blocks in common, unless a layer attends within a
-    window: such layers keep what each slot needs. A step takes one of the largest `sizes` of prompts' tokens.
+    window: such layers keep what each slot needs. A step takes one of the largest `sizes` of prompts' tokens, the
+    chip's unless given, up to 512 where there are several sequences, or a window.
 
     With `same`, a sequence has the same logits, bit by bit, alone and among others, in any slot, with any part of its
     prompt found: whatever decides the order of sums is then that of the widest step and the largest chunk, and `pick`
@@ -115,7 +116,7 @@ class Batch(Closing):
         same: bool = False,
         q8: bool = False,
         ends: Sequence[int] = (),
-        sizes: Sequence[int] = CHUNKS,
+        sizes: Sequence[int] | None = None,
         pick: TilePicker = pick_quickest,
         dependency: Dependency | None = None,
         overlap: bool = False,
@@ -138,12 +139,16 @@ class Batch(Closing):
         self._fresh: list[tuple[Member, int]] = []
         self._recordings: dict[tuple[int, Ending], Recording] = {}
         self._admit: Recording | None = None
-        self._sizes = tuple(sorted(sizes))
         self._workspace = workspace = Workspace(self.device)
         with self._closed_on_error():
             held = self.config.positions(positions)
             blocks = slots * -(-held // BLOCK_POSITIONS) if blocks is None else blocks
             held = min(held, blocks * BLOCK_POSITIONS)
+            if sizes is None:  # a ring has room for a chunk, in each slot
+                rings = any(op.window is not None for op in self.config.network.attends)
+                sizes = CHUNKS if rings else chunk_sizes(self.device.arch, held)
+            self._sizes = tuple(sorted(sizes))
+            self._shared_sizes = tuple(size for size in self._sizes if size <= CHUNKS[-1]) or self._sizes
             self.pool = Pool(blocks)
             self.cache = KvCache(self.device, self.config, held, slots, q8=q8, ahead=max(sizes), blocks=blocks)
             self._share = share and self.cache.shareable
@@ -206,7 +211,8 @@ class Batch(Closing):
         if len(tokens) > limit:
             raise ContextError(f"a prompt of {len(tokens)} tokens does not fit a context of {limit}")
         prompt = tokens[:-1]
-        self.prefill.prepare(len(prompt))
+        for size in {*split(len(prompt), self._sizes), *split(len(prompt), self._shared_sizes)}:
+            self.prefill.prepare(size)
         slot = self._quiet_slot()
         lease = self.pool.take(limit, prompt if self._share else ())
         self.cache.put(slot, lease.blocks)
@@ -329,12 +335,13 @@ class Batch(Closing):
 
     def _feed(self) -> None:
         """Submit as many tokens of prompts as a step takes; who has all of its prompt samples from the next step on."""
-        room = self._sizes[-1]
+        sizes = self._sizes if len(self._members) == 1 else self._shared_sizes
+        room = sizes[-1]
         while self._waiting:
             member, lease = self._waiting[0], self._waiting[0].lease
             if self.pool.find(lease):
                 self.cache.put(member.slot, lease.blocks)
-            for size in split(len(member.prompt) - lease.filled, self._sizes):
+            for size in split(len(member.prompt) - lease.filled, sizes):
                 if size > room:
                     return
                 room -= size

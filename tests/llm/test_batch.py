@@ -72,6 +72,30 @@ def test_a_long_prompt_does_not_stop_the_others(model: PackedModel, path: Path) 
         assert logits[at - 1].max() - logits[at - 1][tokens[at]] < 0.02 * logits[at - 1].std()
 
 
+def test_a_prompt_goes_in_the_largest_chunks_while_it_is_alone(
+    model: PackedModel, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside another sequence in those that nobody waits for long; its answer is the same."""
+    monkeypatch.setattr("tegrad.llm.batch.CHUNKS", (8,))
+    with Batch(model, slots=8, positions=192, sizes=(8, 40), share=False) as batch:
+        sizes, run = [], batch.prefill.run
+
+        def noted(part: Sequence[int], *given: Any, **how: Any) -> None:
+            sizes.append(len(part))
+            run(part, *given, **how)
+
+        monkeypatch.setattr(batch.prefill, "run", noted)
+        alone = answered(batch, TEXT[:50])
+        assert sizes == [40, 9]
+        batch.join(TEXT[:3])
+        batch.step()
+        sizes.clear()
+        long = batch.join(TEXT[:50], 55)
+        finish(batch, long)
+        assert sizes == [8] * 6 + [1]
+        assert long.tokens == alone
+
+
 def test_prompts_that_begin_alike_have_blocks_in_common(model: PackedModel) -> None:
     """Also those that join at once, of which each fills what no other has yet; and later ones, whoever has left."""
     prompts = [TEXT[:150], [*TEXT[:140], 5, 6, 7], [*TEXT[:128], 9], TEXT[70:150]]
