@@ -191,6 +191,7 @@ def test_the_help_of_the_command_names_every_plan() -> None:
 def test_every_kernel_is_in_a_plan() -> None:
     folder = Path(tegrad.llm.__file__).parent / "kernels"
     found = [*(programs(HOPPER, plan, Q6_K) for plan in plans.PLANS), programs(HOPPER, "load", BF16)]
+    found.append(programs(ORIN, "prefill", Q6_K))
     for shape, kind in (("gemma3-1b", Q8_0), ("starcoder2-3b", Q4_K)):  # norms after blocks, and layer norms
         found.append(programs(HOPPER, "decode", kind, replace(SHAPES[shape], layers=6, vocab=4096).config))
     used = {program.name for each in found for program in each.values()}

@@ -68,7 +68,7 @@ static __device__ __forceinline__ void copy_side(unsigned to, const __half *cach
             begin = blocks[begin / BLOCK_POSITIONS] * (KV_HEADS * BLOCK_POSITIONS) + begin % BLOCK_POSITIONS;
 #endif
         const __half *from = cache + (size_t)begin * HEAD_DIM + 8 * chunk;
-#pragma unroll
+#pragma unroll 4  // more would take registers that the copying warpgroup has not
         for (int n = row; n < TOGETHER; n += AT_ONCE) {
             const unsigned at = to + swizzled(TILE, part + n, chunk);
             copy_async_or_zero(at, n < there ? from + n * HEAD_DIM : cache, n < there);
