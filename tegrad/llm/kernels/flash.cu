@@ -9,31 +9,17 @@
 // SCORE_CAP, WINDOW, BLOCK_POSITIONS, TABLE_BLOCKS as in attention.cuh. A ring that positions wrap around in has whole
 // tiles, and so have blocks.
 // Grid: (tokens * GROUP / rows, KV_HEADS), rounded up. Block: WARPS warps.
+constexpr int ROWS = WARPS * 16, THREADS = WARPS * 32;
 #include "async.cuh"
-#include "chunk.cuh"
+#include "flash.cuh"
 #include "overlap.cuh"
-#include <cuda_fp16.h>
 
-constexpr int GROUP = HEADS / KV_HEADS, ROWS = WARPS * 16, THREADS = WARPS * 32;
-constexpr int STEPS = HEAD_DIM / 16, NT = TILE / 8, ND = HEAD_DIM / 8;
 constexpr int STRIDE = HEAD_DIM * 2 + 16;  // an odd number of 16-byte chunks: eight rows lie in different banks
 constexpr int SIDE_BYTES = TILE * STRIDE, STAGE_BYTES = 2 * SIDE_BYTES;
 constexpr unsigned ALL = 0xffffffffu;
-constexpr float NONE = -1e30f;
-#ifndef WINDOW
-#define WINDOW 0
-#endif
-#ifndef BLOCK_POSITIONS
-#define BLOCK_POSITIONS 0
-#endif
 static_assert(BLOCK_POSITIONS % TILE == 0, "a tile lies in one block");
-static_assert(HEAD_DIM % 16 == 0 && TILE % 16 == 0 && HEADS % KV_HEADS == 0, "whole fragments");
+static_assert(HEAD_DIM % 16 == 0 && TILE % 16 == 0, "whole fragments");
 static_assert(!CACHE_Q8 || HEAD_DIM % 32 == 0, "q8_0 has blocks of 32");
-
-static __device__ __forceinline__ unsigned pack(float a, float b) {
-    __half2 v = __floats2half2_rn(a, b);
-    return *reinterpret_cast<unsigned *>(&v);
-}
 
 // Sixteen bytes of q8_0 and their scale as two chunks of eight halves.
 static __device__ __forceinline__ void store_widened(unsigned to, uint4 bytes, __half scale) {
@@ -50,16 +36,6 @@ static __device__ __forceinline__ void store_widened(unsigned to, uint4 bytes, _
     for (int h = 0; h < 2; h++)
         asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to + 16 * h), "r"(out[4 * h]), "r"(out[4 * h + 1]),
                      "r"(out[4 * h + 2]), "r"(out[4 * h + 3]) : "memory");
-}
-
-// A score (times log2 e) as it counts; the hyperbolic tangent as 1 - 2 / (1 + exp 2x).
-static __device__ __forceinline__ float capped(float score) {
-#ifdef SCORE_CAP
-    constexpr float cap = 1.4426950408889634f * SCORE_CAP;
-    return cap - __fdividef(2 * cap, 1 + exp2f(score * (2.0f / SCORE_CAP)));
-#else
-    return score;
-#endif
 }
 
 // Rows [first, first + TILE) of one side of a KV head's cache; those from `end` on are zeros. `blocks`: the sequence's.
@@ -138,20 +114,12 @@ extern "C" __global__ void BOUNDS flash(
         last[h] = start + row / GROUP;
         place[h] = ((size_t)(row / GROUP) * HEADS + head * GROUP + row % GROUP) * HEAD_DIM;
     }
-    const int first_end = start + block / GROUP;  // positions below it are seen by all rows
-    const int end = start + min((block + ROWS - 1) / GROUP, count - 1) + 1;
-    const int tiles = (end + TILE - 1) / TILE;
-#if WINDOW
-    const int first_tile = max(0, first_end - WINDOW + 1) / TILE;
-    const int all_begin = end - WINDOW;  // positions from it on are in the window of all rows
-#else
-    constexpr int first_tile = 0;
-#endif
+    const Tiles seen(start, count, block);
 
     const unsigned stages = shared_address(memory);
-    const unsigned begun = stages + first_tile % 2 * STAGE_BYTES;
-    copy_side(begun, keys, key_scales, blocks, first_tile * TILE, end);
-    copy_side(begun + SIDE_BYTES, values, value_scales, blocks, first_tile * TILE, end);
+    const unsigned begun = stages + seen.first % 2 * STAGE_BYTES;
+    copy_side(begun, keys, key_scales, blocks, seen.first * TILE, seen.end);
+    copy_side(begun + SIDE_BYTES, values, value_scales, blocks, seen.first * TILE, seen.end);
     commit_copies();
 
     unsigned a[STEPS][4];
@@ -162,24 +130,20 @@ extern "C" __global__ void BOUNDS flash(
             a[s][r] = *reinterpret_cast<const unsigned *>(q + place[r & 1] + 16 * s + 8 * (r >> 1) + 2 * t);
 
     float mixed[ND][4] = {}, top[2] = {NONE, NONE}, sum[2] = {};
-#ifdef ATTENTION_SCALE
-    const float scale = 1.4426950408889634f * ATTENTION_SCALE;
-#else
-    const float scale = 1.4426950408889634f * rsqrtf(HEAD_DIM);
-#endif
+    const float scale = score_scale();
     // Addresses of ldmatrix within a tile: of k, rows 8 (lane / 16) + lane % 8 and chunk lane / 8 % 2; of v the
     // reverse.
     const unsigned key_at = (lane / 16 * 8 + lane % 8) * STRIDE + lane / 8 % 2 * 16;
     const unsigned value_at = (lane / 8 % 2 * 8 + lane % 8) * STRIDE + lane / 16 * 16;
 
-    for (int tile = first_tile; tile < tiles; tile++) {
+    for (int tile = seen.first; tile < seen.last; tile++) {
         const unsigned stage = stages + tile % 2 * STAGE_BYTES;
         wait_copies<0>();
         __syncthreads();
-        if (tile + 1 < tiles) {
+        if (tile + 1 < seen.last) {
             unsigned next = stages + (tile + 1) % 2 * STAGE_BYTES;
-            copy_side(next, keys, key_scales, blocks, (tile + 1) * TILE, end);
-            copy_side(next + SIDE_BYTES, values, value_scales, blocks, (tile + 1) * TILE, end);
+            copy_side(next, keys, key_scales, blocks, (tile + 1) * TILE, seen.end);
+            copy_side(next + SIDE_BYTES, values, value_scales, blocks, (tile + 1) * TILE, seen.end);
         }
         commit_copies();
 
@@ -194,21 +158,17 @@ extern "C" __global__ void BOUNDS flash(
                 mma(score[n + 1], a[s], b[2], b[3]);
             }
 
-#if WINDOW
-        const bool masked = (tile + 1) * TILE > first_end || tile * TILE < all_begin;
-#else
-        const bool masked = (tile + 1) * TILE > first_end;
-#endif
+        const bool masked = seen.masked(tile);
         float best[2] = {top[0], top[1]};
 #pragma unroll
         for (int n = 0; n < NT; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 score[n][e] = capped(score[n][e] * scale);
-                const int seen = tile * TILE + 8 * n + 2 * t + (e & 1);
-                if (masked && seen > last[e >> 1]) score[n][e] = NONE;
+                const int position = tile * TILE + 8 * n + 2 * t + (e & 1);
+                if (masked && position > last[e >> 1]) score[n][e] = NONE;
 #if WINDOW
-                if (masked && seen <= last[e >> 1] - WINDOW) score[n][e] = NONE;
+                if (masked && position <= last[e >> 1] - WINDOW) score[n][e] = NONE;
 #endif
                 best[e >> 1] = fmaxf(best[e >> 1], score[n][e]);
             }

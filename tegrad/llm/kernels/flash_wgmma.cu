@@ -10,29 +10,20 @@
 // Grid: (tokens * GROUP / rows, KV_HEADS), rounded up. Block: GROUPS + 1 warpgroups.
 #define CONSUMERS (4 * GROUPS)
 #define STAGE_BYTES (TILE * HEAD_DIM * 2)
+constexpr int ROWS = GROUPS * 64, PRODUCERS = 128, THREADS = GROUPS * 128 + PRODUCERS;
 #include "async.cuh"
-#include "chunk.cuh"
+#include "flash.cuh"
 #include "overlap.cuh"
 #include "sync.cuh"
 #include "wgmma.cuh"
-#include <cuda_fp16.h>
 
-constexpr int GROUP = HEADS / KV_HEADS, ROWS = GROUPS * 64, PRODUCERS = 128, THREADS = GROUPS * 128 + PRODUCERS;
-constexpr int STEPS = HEAD_DIM / 16, ND = HEAD_DIM / 8;
 constexpr int QUERY_BYTES = ROWS * HEAD_DIM * 2;
-constexpr float NONE = -1e30f;
 // Registers of a thread: what all of them are launched with is dealt out anew.
-constexpr int LAUNCHED = 65536 / THREADS / 8 * 8, COPYING = GROUPS > 2 ? 32 : 40;
+constexpr int LAUNCHED = 65536 / THREADS / 8 * 8, COPYING = 40;
 constexpr int LEFT = (LAUNCHED * (GROUPS + 1) - COPYING) / GROUPS / 8 * 8, COMPUTING = LEFT < 240 ? LEFT : 240;
-#ifndef WINDOW
-#define WINDOW 0
-#endif
-#ifndef BLOCK_POSITIONS
-#define BLOCK_POSITIONS 0
-#endif
 constexpr int TOGETHER = 64;  // rows of a tile that follow each other: they lie in one block, or within a ring
 static_assert(BLOCK_POSITIONS % TOGETHER == 0 && TILE % TOGETHER == 0, "whole parts");
-static_assert(HEAD_DIM % 64 == 0 && HEADS % KV_HEADS == 0, "whole rows of a swizzle");
+static_assert(HEAD_DIM % 64 == 0, "whole rows of a swizzle");
 
 // Where a chunk of eight halves lies in a matrix of `rows` rows of HEAD_DIM: columns of 64 side by side, each swizzled
 // by 128 bytes.
@@ -45,11 +36,6 @@ static __device__ __forceinline__ float power(float v) {
     float result;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(v));
     return result;
-}
-
-static __device__ __forceinline__ unsigned pack(float a, float b) {
-    __half2 v = __floats2half2_rn(a, b);
-    return *reinterpret_cast<unsigned *>(&v);
 }
 
 // Copies rows [first, first + TILE) of one side of a KV head's cache; those from `end` on are zeros.
@@ -83,9 +69,7 @@ static __device__ __forceinline__ void produce(Pipeline &pipeline, unsigned stag
     const auto show = [&] {
         show_to_products();
         __syncwarp();
-        if (threadIdx.x % 32 == 0)
-            asm volatile("mbarrier.arrive.shared.b64 _, [%0];"
-                         ::"r"(shared_address(&pipeline.full[landed.stage])) : "memory");
+        if (threadIdx.x % 32 == 0) arrive(&pipeline.full[landed.stage]);
         landed.advance();
     };
 #pragma unroll 1
@@ -157,22 +141,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_wgmma(
     const size_t base = ((size_t)chunk->slot * KV_HEADS + head) * POSITIONS * HEAD_DIM;
     constexpr const int *blocks = nullptr;
 #endif
-    const int first_end = start + block / GROUP;  // positions below it are seen by all rows
-    const int end = start + min((block + ROWS - 1) / GROUP, count - 1) + 1;
-    const int tiles = (end + TILE - 1) / TILE;
-#if WINDOW
-    const int first_tile = max(0, first_end - WINDOW + 1) / TILE;
-    const int all_begin = end - WINDOW;  // positions from it on are in the window of all rows
-#else
-    constexpr int first_tile = 0;
-#endif
+    const Tiles seen(start, count, block);
     const unsigned queries = (shared_address(memory) + 1023) & ~1023u, stages = queries + QUERY_BYTES;
     if (threadIdx.x == 0) pipeline_init(pipeline, PRODUCERS / 32);
     __syncthreads();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (warp >= CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COPYING));
-        produce(pipeline, stages, keys + base, values + base, blocks, first_tile, tiles, end);
+        produce(pipeline, stages, keys + base, values + base, blocks, seen.first, seen.last, seen.end);
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COMPUTING));
@@ -196,11 +172,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_wgmma(
     int last[2];  // position that this thread's rows g and g + 8 see
 #pragma unroll
     for (int h = 0; h < 2; h++) last[h] = start + min(row0 + 8 * h, count * GROUP - 1) / GROUP;
-#ifdef ATTENTION_SCALE
-    constexpr float scale = 1.4426950408889634f * ATTENTION_SCALE;
-#else
-    const float scale = 1.4426950408889634f * rsqrtf(HEAD_DIM);
-#endif
+    const float scale = score_scale();
 
     Turn now;
     Softmax softmax;
@@ -237,20 +209,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_wgmma(
     const auto hide = [&](int tile) {
 #ifdef SCORE_CAP
 #pragma unroll
-        for (int i = 0; i < TILE / 2; i++) {  // the hyperbolic tangent as 1 - 2 / (1 + exp 2x)
-            constexpr float cap = 1.4426950408889634f * SCORE_CAP;
-            score[i] = cap - __fdividef(2 * cap, 1 + exp2f(score[i] * scale * (2.0f / SCORE_CAP)));
-        }
+        for (int i = 0; i < TILE / 2; i++) score[i] = capped(score[i] * scale);
 #endif
-        bool masked = (tile + 1) * TILE > first_end;
-#if WINDOW
-        masked |= tile * TILE < all_begin;
-#endif
-        if (!masked) return;
+        if (!seen.masked(tile)) return;
 #pragma unroll
         for (int i = 0; i < TILE / 2; i++) {
-            const int seen = tile * TILE + 8 * (i / 4) + 2 * t + (i & 1), most = last[i >> 1 & 1];
-            if (seen > most || (WINDOW && seen <= most - WINDOW)) score[i] = NONE;
+            const int position = tile * TILE + 8 * (i / 4) + 2 * t + (i & 1), most = last[i >> 1 & 1];
+            if (position > most || (WINDOW && position <= most - WINDOW)) score[i] = NONE;
         }
     };
 #ifdef SCORE_CAP
@@ -263,11 +228,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_wgmma(
     warpgroup_wait(score);
     release(now);
     now.advance();
-    hide(first_tile);
+    hide(seen.first);
     softmax.take(score, counted, shrink);
     packed(score, p);
 #pragma unroll 1
-    for (int tile = first_tile + 1; tile < tiles; tile++) {
+    for (int tile = seen.first + 1; tile < seen.last; tile++) {
         const Turn before = now;  // the values of the tile before
         now.advance();
         multiply_keys();

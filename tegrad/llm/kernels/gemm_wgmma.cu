@@ -22,8 +22,8 @@ static_assert(FILLED > 1, "a stage to fill besides those in use: of x in a produ
 static_assert(BLOCKS <= WORK, "each block has a stage");
 static_assert(BN % 64 == 0 && X_BYTES % 1024 == 0, "whole warpgroups, and swizzled rows in their place");
 
-// A step's weights as left operands.
-typedef unsigned Fragments[UNITS][4][4];
+// A step's weights as left operands, of four sets a unit.
+typedef unsigned Fragments[4 * UNITS][4];
 
 // Of row n of this warp's rows g and g + 8, word t of each set.
 static __device__ __forceinline__ void make(Fragments &made, unsigned stage, int down, int step) {
@@ -36,7 +36,7 @@ static __device__ __forceinline__ void make(Fragments &made, unsigned stage, int
         weights(tile, down, n + 8, unit, step * UNITS + unit, t, high);
 #pragma unroll
         for (int s = 0; s < 4; s++) {
-            unsigned(&four)[4] = made[unit][s];
+            unsigned(&four)[4] = made[4 * unit + s];
             four[0] = low[s][0], four[1] = high[s][0], four[2] = low[s][1], four[3] = high[s][1];
         }
     }
@@ -44,15 +44,10 @@ static __device__ __forceinline__ void make(Fragments &made, unsigned stage, int
 
 // Begins to add a step's product.
 static __device__ __forceinline__ void multiply(float (&sum)[BM / 2], Fragments &made, unsigned stage) {
+    warpgroup_begin(sum, made);
 #pragma unroll
-    for (int unit = 0; unit < UNITS; unit++) settle_fragments(made[unit]);
-    settle(sum);
-    warpgroup_fence();
-#pragma unroll
-    for (int unit = 0; unit < UNITS; unit++)
-#pragma unroll
-        for (int s = 0; s < 4; s++)
-            Product<BM>::run(sum, made[unit][s], described(stage + unit * X_BYTES + 32 * s));
+    for (int s = 0; s < 4 * UNITS; s++)
+        Product<BM>::run(sum, made[s], described(stage + s / 4 * X_BYTES + s % 4 * 32));
     warpgroup_commit();
 }
 
@@ -145,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) gemm_wgmma(
             if (!more) break;
             step++;
 #pragma unroll
-            for (int i = 0; i < UNITS * 16; i++) made[i / 16][i / 4 % 4][i % 4] = ahead[i / 16][i / 4 % 4][i % 4];
+            for (int i = 0; i < 16 * UNITS; i++) made[i / 4][i % 4] = ahead[i / 4][i % 4];
         }
         wait_copies<0>();
         if (BLOCKS != TILES && end - begin < STEPS && !join(sum, tile, partial, arrived)) continue;

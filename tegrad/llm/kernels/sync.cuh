@@ -202,10 +202,14 @@ __device__ __forceinline__ void pipeline_wait(Pipeline &pipeline, const Turn &no
     await_phase(&pipeline.full[now.stage], now.odd, what, now.tile);
 }
 
+__device__ __forceinline__ void arrive(unsigned long long *barrier) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 // By one lane of a warp that has awaited the tile and read its part of it. Without the wait, a warp with no part in a
 // tile could come here while another one still reads what the stage held before, and would be counted in its stead.
 __device__ __forceinline__ void pipeline_release(Pipeline &pipeline, const Turn &now, int) {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(&pipeline.empty[now.stage])) : "memory");
+    arrive(&pipeline.empty[now.stage]);
 }
 
 // Copies `bytes`, a multiple of 16, to `offset` in a stage.

@@ -10,19 +10,15 @@ template <int N> static __device__ __forceinline__ void settle(float (&d)[N]) {
     for (int i = 0; i < N; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-template <int S> static __device__ __forceinline__ void settle_fragments(unsigned (&a)[S][4]) {
-#pragma unroll
-    for (int s = 0; s < S; s++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) asm volatile("" : "+r"(a[s][i])::"memory");
-}
-
 static __device__ __forceinline__ void warpgroup_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
 // Sums and fragments that are written are the products' from here on, until the wait.
 template <int N, int S> static __device__ __forceinline__ void warpgroup_begin(float (&d)[N], unsigned (&a)[S][4]) {
     settle(d);
-    settle_fragments(a);
+#pragma unroll
+    for (int s = 0; s < S; s++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) asm volatile("" : "+r"(a[s][i])::"memory");
     warpgroup_fence();
 }
 
