@@ -45,9 +45,9 @@ class ChipKernels:
     """Tokens of a chunk from which a product takes Hopper's own instructions; None where there are none."""
     flash_warps: int = 4
     """Of a block of a prompt's attention where heads have 128 elements."""
-    flash_groups: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """Warpgroups of a block of a prompt's attention, and positions of a tile, by a head's elements: those for which
-    Hopper's own instructions are taken, where keys and values are halves."""
+    flash_tiles: Mapping[int, int] = field(default_factory=dict)
+    """Positions of a tile of a prompt's attention by Hopper's own instructions, by a head's elements: those for which
+    they are taken, where keys and values are halves."""
     full_chunks: tuple[int, ...] = ()
     """Tokens of chunks of long prompts, beyond those that every chip has."""
 
@@ -82,7 +82,7 @@ TUNED: Final[Mapping[str, ChipKernels]] = {
     "sm_87": ChipKernels(_SM_87, WARPS, 2, overlaps=False, wgmma_tokens=None),
     "sm_90": ChipKernels(
         _SM_90, (12, *WARPS), 4, overlaps=True, wgmma_tokens=512, flash_warps=8,
-        flash_groups={64: (2, 128), 128: (2, 128), 256: (2, 64)}, full_chunks=(2048,),
+        flash_tiles={64: 128, 128: 128, 256: 64}, full_chunks=(2048,),
     ),
 }  # fmt: skip
 """By architecture. Prompts shorter than 512 tokens by Hopper's own instructions were not measured."""

@@ -47,14 +47,16 @@ class Flash:
         kernels, scoring = kernels_of(arch), Scoring.of(config, op, positions)
         sizes = config.heads, config.kv_heads, config.head_dim, rows or positions
         made = cls(*sizes, q8, tile=32 if wide else 64, scoring=scoring, blocks=blocks)
-        if not q8 and (cut := kernels.flash_groups.get(config.head_dim)):
-            return replace(made, groups=cut[0], tile=cut[1])
+        if not q8 and (tile := kernels.flash_tiles.get(config.head_dim)):
+            return replace(made, groups=2, tile=tile)
         return replace(made, warps=kernels.flash_warps) if config.head_dim == WIDE_HEAD_DIM else made
 
     def spread(self, tokens: int, sms: int) -> Flash:
         """With one warpgroup to a block where two would leave half of the SMs idle. Rows are computed alike."""
-        blocks = -(-tokens * self.group // (64 * max(1, self.groups))) * self.kv_heads
-        return replace(self, groups=1) if self.groups and 2 * blocks <= sms else self
+        if not self.groups:
+            return self
+        blocks = -(-tokens * self.group // (64 * self.groups)) * self.kv_heads
+        return replace(self, groups=1) if 2 * blocks <= sms else self
 
     @property
     def group(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from operands import Operands
 
 from tegrad.llm.attention import PLAIN, Scoring
@@ -32,8 +33,8 @@ def attention(q: np.ndarray, keys: np.ndarray, values: np.ndarray, start: int, s
     return out
 
 
-def check_chunk(opened: Any, operands: Operands, flash: Flash, start: int, count: int) -> None:
-    """Hold `count` tokens from position `start` on, of up to 48, against float64.
+def check_chunk(opened: Any, operands: Operands, flash: Flash, start: int, count: int) -> NDArray[np.float64]:
+    """Hold `count` tokens from position `start` on, of up to 48, against float64; what was computed for them.
 
     Beyond the last position the cache holds NaN, and so do the tokens that the chunk lacks.
     """
@@ -89,3 +90,4 @@ def check_chunk(opened: Any, operands: Operands, flash: Flash, start: int, count
     expected = attention(q[:count].astype(np.float64), *exact, start, flash.scoring)
     assert np.abs(ours[:count] - expected).max() < 2e-3 * np.abs(expected).max()
     assert (ours[count:] == 7).all()
+    return ours[:count]

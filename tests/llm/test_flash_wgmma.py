@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from flash_rig import check_chunk
 from hopper_board import hopper
+from numpy.typing import NDArray
 from operands import Operands
 
 from tegrad.bench.gpu import opened
@@ -22,7 +26,7 @@ MORE = {
         Flash(6, 2, 64, 192, tile=128, groups=2, scoring=Scoring(0.2, 5.0, 100)), 365, 48
     ),
     "heads of 64, group of 3, past of several tiles": (Flash(6, 2, 64, 512, tile=128, groups=2), 400, 48),
-    "three warpgroups, from the start": (Flash(6, 2, 64, 160, tile=128, groups=3), 0, 1),
+    "one token from the start": (Flash(6, 2, 64, 160, tile=128, groups=2), 0, 1),
     "heads of 128, past of three tiles": (Flash(4, 2, 128, 640, tile=128, groups=2), 384, 17),
     "blocks, past of several": (Flash(6, 2, 64, 320, tile=128, groups=2, blocks=5), 205, 48),
     "a window of less than a tile": (Flash(6, 2, 64, 128, tile=128, groups=2, scoring=Scoring(window=20)), 0, 48),
@@ -33,14 +37,17 @@ MORE = {
 }  # fmt: skip
 
 
-def check(flash: Flash, start: int, count: int, seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def check(
+    flash: Flash, start: int, count: int, seed: int | None, monkeypatch: pytest.MonkeyPatch
+) -> NDArray[np.float64]:
     """Copies and products end as late as they may, or as a seed draws."""
     hopper(monkeypatch, seed)
     with opened() as device:
         operands = Operands(device, "end" if seed else "start")
-        check_chunk(device, operands, flash, start, count)
+        found = check_chunk(device, operands, flash, start, count)
         operands.check()
         operands.free()
+    return found
 
 
 @pytest.mark.parametrize("seed", [None, 1])
@@ -49,6 +56,13 @@ def test_a_chunk_sees_its_past_and_itself_and_nothing_else(
     flash: Flash, start: int, count: int, seed: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check(flash, start, count, seed, monkeypatch)
+
+
+def test_a_row_is_computed_alike_by_blocks_of_one_warpgroup_and_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit by bit: how many there are depends on the chunk, and answers do not."""
+    flash, start, count = SHORT["one warpgroup, blocks, past of several tiles"]
+    one, two = (check(replace(flash, groups=groups), start, count, None, monkeypatch) for groups in (1, 2))
+    assert np.array_equal(one, two)
 
 
 @pytest.mark.long

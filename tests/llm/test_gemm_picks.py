@@ -113,14 +113,14 @@ def test_split_columns_divide_evenly_and_leave_no_multiprocessor_two_blocks_more
 
 @pytest.mark.parametrize("chip", ["gh100", "agx-orin-64gb"])
 @pytest.mark.parametrize(("columns", "rows"), [(2048, 2048), (8192, 2048), (4096, 14336), (1024, 3072), (2048, 128256)])
-@pytest.mark.parametrize("most", [12, 32, 64, 128, 512])
+@pytest.mark.parametrize("most", [12, 32, 64, 128, 512, 2048])
 def test_tiles_that_add_up_alike_have_one_kernel_and_one_cut_of_columns_and_fit(
     chip: str, columns: int, rows: int, most: int
 ) -> None:
     device, gemm = _device(chip), Gemm(Q6_K, rows, columns)
     scratch, counters = scratch_bound(device)
     orders = set()
-    for tokens in (8, 12, 16, 32, 40, 64, 128, 512):
+    for tokens in (8, 12, 16, 32, 40, 64, 128, 512, 2048):
         if tokens > most:
             continue
         tile = pick_alike(most)(device, gemm, tokens)
