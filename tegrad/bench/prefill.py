@@ -163,7 +163,7 @@ class PrefillBench(Bench):
     def _launch(self, gemm: Gemm, tile: AnyTile, tokens: int, at: int, size: int) -> Launch:
         chunk = self._zero(f"count {tokens}", 0, chunk_bytes(count=tokens))
         operands = Operands(
-            self._zero("y", 4 * tokens * gemm.rows), self._zero("x", 2 * tokens * gemm.columns),
+            self._zero("y", 4 * tokens * (gemm.stride or gemm.rows)), self._zero("x", 2 * tokens * gemm.columns),
             self._weights.offset(at, size), chunk.offset(COUNT_AT, 4),
             self._weights.offset(at + size, size) if gemm.gated else None, self._zero("bias", 8 * gemm.rows),
             self._zero("scratch", max(16, tile.scratch_bytes(gemm, tokens))),

@@ -106,6 +106,20 @@ def test_long_chunks_take_hoppers_instructions_where_there_are_any() -> None:
 
 
 @pytest.mark.board
+def test_a_product_whose_rows_lie_among_others_is_measured_with_room_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It wrote beyond the results of a Q4_K_M's queries and keys, between which its values lie."""
+    monkeypatch.setenv("TEGRAD_BOARD", "gh100")
+    monkeypatch.setenv("DEV", "NV")
+    monkeypatch.setattr("tegrad.bench.products.ROTATION_BYTES", 4 << 20)
+    launches: list[Launch] = []
+    monkeypatch.setattr(bench.PrefillBench, "added_us", lambda self, launch, *given: launches.append(launch(0)) or 1.0)
+    gemm = Gemm(Q6_K, 1024, 2048, stride=1536)
+    with opened() as device, bench.PrefillBench(device, DEFAULT, False) as measured:
+        measured.row("tiny", "qkv", gemm, 1, pick_tile(device, gemm, 128), 128)
+        assert launches[0].buffers[0].size >= 4 * 128 * 1536
+
+
+@pytest.mark.board
 def test_the_products_of_a_prompt_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEGRAD_BOARD", "agx-orin-64gb")
     monkeypatch.setenv("DEV", "NV")
