@@ -36,7 +36,7 @@ from tegrad.llm.network import Spec
 from tegrad.llm.packed import PackedLoader, PackedMatrix, PackedModel, arranging
 from tegrad.llm.persistent import MOST_POSITION_READS, NEAR_POSITIONS, PersistentPlan
 from tegrad.llm.plan import DecodePlan
-from tegrad.llm.prefill import Prefill, chunk_bytes
+from tegrad.llm.prefill import Prefill, chunk_bytes, chunk_sizes
 from tegrad.llm.programs import Programs
 from tegrad.llm.rope import Divisors
 from tegrad.llm.sampling import Sampling, Settings
@@ -265,6 +265,15 @@ def _prefill(pick: TilePicker, made: PackedModel) -> list[Launch]:
     return [embed, *others, *plan.head()]
 
 
+def _prefill_short(made: PackedModel) -> list[Launch]:
+    """Chunks of fewer tokens, of each size that the chip has."""
+    sizes = [size for size in chunk_sizes(made.device.arch, CHUNK) if size < CHUNK]
+    plan = Prefill(made, KvCache(made.device, made.config, POSITIONS), sizes=sizes)
+    launches = [launch for size in sizes for launch in plan.launches(size)]
+    made.device.upload(launches[0].buffers[-1], chunk_bytes(count=sizes[0]))
+    return launches
+
+
 def _load(made: PackedModel) -> list[Launch]:
     """Repacking of every matrix, and the look at its weights."""
     programs, flag = Programs(made.device), made.device.allocate(4, STATE_SPEC)
@@ -285,6 +294,7 @@ PLANS: Final[Mapping[str, Callable[[PackedModel], list[Launch]]]] = {
     "batch32": partial(_batch, 32),
     "prefill": partial(_prefill, pick_tile),
     "prefill-wgmma": partial(_prefill, pick_wgmma),
+    "prefill-short": _prefill_short,
     "load": _load,
 }
 
@@ -293,7 +303,7 @@ def plans_of(arch: str, kind: BlockType | None = None) -> list[str]:
     """The plans that a chip such as "sm_87" can run, of a model whose matrices have a format."""
     booked = kind is not None and kind.booked
     plans = [plan for plan in PLANS if not (booked and plan.startswith("persistent"))]
-    return [plan for plan in plans if "wgmma" not in plan or kernels_of(arch).wgmma_tokens is not None]
+    return [plan for plan in plans if "wgmma" not in plan or kernels_of(arch).wgmma]
 
 
 def launches(

@@ -185,7 +185,7 @@ def candidates(gemm: Gemm, tokens: int, arch: str, sms: int) -> list[AnyTile]:
     )
     if tokens > 16:
         found += _many(gemm, tokens, arch, sms)
-        found += _wgmma(gemm, tokens, arch, sms) if kernels_of(arch).wgmma_tokens is not None else ()
+        found += _wgmma(gemm, tokens, arch, sms) if kernels_of(arch).wgmma else ()
     return found
 
 

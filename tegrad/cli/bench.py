@@ -383,8 +383,8 @@ def kernels(
     plan: Annotated[
         str,
         typer.Option(
-            help="decode, persistent-near, persistent, persistent-far, draw, batch8, batch32, prefill, prefill-wgmma "
-            "or load; not with --static."
+            help="decode, persistent-near, persistent, persistent-far, draw, batch8, batch32, prefill, prefill-wgmma, "
+            "prefill-short or load; not with --static."
         ),
     ] = "decode",
     out: Annotated[

@@ -35,7 +35,7 @@ from tegrad.llm.network import Attend
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.pool import Lease, Pool
-from tegrad.llm.prefill import CHUNKS, Prefill, chunk_bytes, chunk_sizes, split
+from tegrad.llm.prefill import MOST_PADDED, Prefill, chunk_bytes, chunk_sizes, split
 from tegrad.llm.rows import Rows
 from tegrad.llm.sampling import Ending, Logprobs, Sampling, Settings, ending
 from tegrad.llm.state import LOGITS_SPEC, State, States
@@ -146,9 +146,9 @@ class Batch(Closing):
             held = min(held, blocks * BLOCK_POSITIONS)
             if sizes is None:  # a ring has room for a chunk, in each slot
                 rings = any(op.window is not None for op in self.config.network.attends)
-                sizes = CHUNKS if rings else chunk_sizes(self.device.arch, held)
+                sizes = chunk_sizes(self.device.arch, MOST_PADDED if rings else held)
             self._sizes = tuple(sorted(sizes))
-            self._shared_sizes = tuple(size for size in self._sizes if size <= CHUNKS[-1]) or self._sizes
+            self._shared_sizes = tuple(size for size in self._sizes if size <= MOST_PADDED) or self._sizes
             self.pool = Pool(blocks)
             self.cache = KvCache(self.device, self.config, held, slots, q8=q8, ahead=max(sizes), blocks=blocks)
             self._share = share and self.cache.shareable

@@ -41,15 +41,15 @@ class ChipKernels:
     overlaps: bool
     """Launches may overlap (griddepcontrol, the QMD's latch), and a step in one launch needs no record of a first boot
     that shows it right and quicker."""
-    wgmma_tokens: int | None
-    """Tokens of a chunk from which a product takes Hopper's own instructions; None where there are none."""
+    wgmma: bool
+    """Products of many tokens take Hopper's own instructions."""
     flash_warps: int = 4
     """Of a block of a prompt's attention where heads have 128 elements."""
     flash_tiles: Mapping[int, int] = field(default_factory=dict)
     """Positions of a tile of a prompt's attention by Hopper's own instructions, by a head's elements: those for which
     they are taken, where keys and values are halves."""
-    full_chunks: tuple[int, ...] = ()
-    """Tokens of chunks of long prompts, beyond those that every chip has."""
+    chunks: tuple[int, ...] = ()
+    """Tokens of chunks of prompts, beside those that every chip has."""
 
 
 WARPS: Final = (8, 4)
@@ -79,13 +79,13 @@ _SM_87: Final[Mapping[Role, Tuning]] = {
 each SM. Calculated, not measured."""
 
 TUNED: Final[Mapping[str, ChipKernels]] = {
-    "sm_87": ChipKernels(_SM_87, WARPS, 2, overlaps=False, wgmma_tokens=None),
+    "sm_87": ChipKernels(_SM_87, WARPS, 2, overlaps=False, wgmma=False),
     "sm_90": ChipKernels(
-        _SM_90, (12, *WARPS), 4, overlaps=True, wgmma_tokens=512, flash_warps=8,
-        flash_tiles={64: 128, 128: 128, 256: 64}, full_chunks=(2048,),
+        _SM_90, (12, *WARPS), 4, overlaps=True, wgmma=True, flash_warps=8,
+        flash_tiles={64: 128, 128: 128, 256: 64}, chunks=(64, 256, 2048),
     ),
 }  # fmt: skip
-"""By architecture. Prompts shorter than 512 tokens by Hopper's own instructions were not measured."""
+"""By architecture."""
 
 LEAST_SHARED_BYTES: Final = 100 << 10
 """Bytes of an SM's shared memory of chips that hw/chips.py lacks: compute capabilities 8.6 and 8.9 have least (CUDA
@@ -108,4 +108,4 @@ def kernels_of(arch: str) -> ChipKernels:
     """A chip's row; for one without a tuning what is right on all of them, and quick on none."""
     if (found := TUNED.get(arch)) is not None:
         return found
-    return ChipKernels(_SM_90, WARPS, 2, capability(arch) >= OVERLAPS_FROM, None)
+    return ChipKernels(_SM_90, WARPS, 2, capability(arch) >= OVERLAPS_FROM, wgmma=False)

@@ -336,6 +336,10 @@ MOST_WHOLE_COLUMNS: Final = 4096
 """Columns up to which sharing a few tiles costs more than it saves: the parts' sums go through memory."""
 LEAST_SHARED_COLUMNS: Final = 3072
 """The same where there are more tiles than SMs, of which most stay whole."""
+FEW_TILES_TOKENS: Final = 256
+"""Tokens up to which most products have fewer large tiles than a GPU has SMs."""
+LEAST_PART_STEPS: Final = 8
+"""Steps of columns that a part of a tile has."""
 LEAST_BUSY: Final = 0.6
 """Share of the SMs from which a large tile to each is quicker than small ones to all."""
 LEAST_WHOLE: Final = 0.9
@@ -419,6 +423,8 @@ def pick_wgmma(device: Gpu, gemm: Gemm, tokens: int) -> AnyTile:
     """
     if tokens <= SMALL_M:
         return pick_small_m(device, gemm, tokens)
+    if tokens <= FEW_TILES_TOKENS:
+        return _pick_equal_parts(device, gemm, tokens)
     small, large, tall, wide = _wgmma_tiles(device, gemm, tokens)
     sms, tiles = int(device.sm_count), wide.tiles(gemm, tokens)
     slots, short = BLOCKS_PER_SM * sms, gemm.columns <= MOST_WHOLE_COLUMNS
@@ -437,6 +443,33 @@ def pick_wgmma(device: Gpu, gemm: Gemm, tokens: int) -> AnyTile:
     return replace(small, blocks=min(sms * small.resident, MOST_PARTS * small.tiles(gemm, tokens)))
 
 
+def _pick_equal_parts(device: Gpu, gemm: Gemm, tokens: int) -> WgmmaTile:
+    """The largest tile of which equal parts keep the SMs busy, else what comes nearest to that.
+
+    As an H200 was quickest, within 2%, with the products of two models and 64, 128 and 256 tokens (docs/notebook.md).
+    """
+    small, large, _, wide = _wgmma_tiles(device, gemm, tokens)
+    sms, tiles = int(device.sm_count), large.tiles(gemm, tokens)
+    own = _deepest(device, gemm, WgmmaTile(large.bm, large.bn), residents=(1,))
+    most = max(1, min(MOST_PARTS, gemm.columns // LANE_WEIGHTS // LEAST_PART_STEPS))
+    ways = [(wide, sms), (large, large.resident * sms), (own, sms), (small, small.resident * sms), (small, sms)]
+    if tiles > sms and (large.bm == wide.bm or tiles <= large.resident * sms):
+        ways.insert(0, ways[1])
+    found = []
+    for tile, slots in ways:
+        tiles = tile.tiles(gemm, tokens)
+        parts = max(1, min(most, slots // tiles))
+        share = _rounds(parts * tiles, slots)
+        made = replace(tile, blocks=parts * tiles if parts > 1 else 0)
+        if share >= MOST_IDLE:
+            return made
+        found.append((share, -parts, made))
+    slots = small.resident * sms
+    if gemm.columns >= LEAST_SHARED_COLUMNS and MOST_PARTS * small.tiles(gemm, tokens) >= MOST_IDLE * slots:
+        return replace(small, blocks=slots)
+    return max(found, key=lambda way: way[:2])[2]
+
+
 def _wgmma_tiles(device: Gpu, gemm: Gemm, tokens: int) -> tuple[WgmmaTile, WgmmaTile, WgmmaTile, WgmmaTile]:
     """The smallest, one of more rows, one of more tokens, and the largest, to an SM of its own; as high as so many
     tokens need."""
@@ -452,9 +485,8 @@ def _rounds(tiles: int, sms: int) -> float:
 
 
 def pick_quickest(device: Gpu, gemm: Gemm, tokens: int) -> AnyTile:
-    """`pick_wgmma` for prompts of which an H200 measured that they gain by it, a quarter; else `pick_tile`."""
-    least = kernels_of(device.arch).wgmma_tokens
-    return (pick_tile if least is None or tokens < least else pick_wgmma)(device, gemm, tokens)
+    """`pick_wgmma` on chips with its instructions, else `pick_tile`."""
+    return (pick_wgmma if kernels_of(device.arch).wgmma else pick_tile)(device, gemm, tokens)
 
 
 def pick_alike(most: int) -> TilePicker:
@@ -469,8 +501,7 @@ def pick_alike(most: int) -> TilePicker:
             if isinstance(widest, StreamTile) and isinstance(tile, StreamTile):
                 return replace(tile, parts=stream_parts(widest.nb))
             return replace(widest, nb=-(-tokens // 8))
-        least = kernels_of(device.arch).wgmma_tokens
-        if least is None or most < least:
+        if not kernels_of(device.arch).wgmma:
             return replace(pick_many(device, gemm, tokens), splits=pick_many(device, gemm, most).splits)
         # Blocks that share tiles evenly cut each otherwise: tiles are whole.
         small, large, _, wide = _wgmma_tiles(device, gemm, tokens)
@@ -516,5 +547,5 @@ def _filling(device: Gpu, gemm: Gemm, tokens: int, wide: Tile, narrow: Tile) -> 
 def scratch_bound(device: Gpu) -> tuple[int, int]:
     """Bytes of partial sums and of counters that any launch with `pick_tile`'s tiles needs."""
     blocks = BLOCKS_PER_SM * int(device.sm_count)
-    parts = 1 if kernels_of(device.arch).wgmma_tokens is None else 2  # of a block whose tiles are shared
+    parts = 2 if kernels_of(device.arch).wgmma else 1  # of a block whose tiles are shared
     return parts * blocks * 128 * 128 * 4, blocks * 4

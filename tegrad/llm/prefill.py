@@ -32,8 +32,9 @@ from tegrad.nv.gpu import Buffer
 from tegrad.nv.replay import DEFAULT, Dependency, Launch, Number, Recording
 
 CHUNKS: Final = (32, 128, 512)
-"""Tokens of a chunk, ascending: the smallest that holds what is left of a prompt, else the largest. Larger ones
-(`chunk_sizes`) are always full."""
+"""Tokens of a chunk that every chip has, ascending; `chunk_sizes` has a chip's own, too."""
+MOST_PADDED: Final = CHUNKS[-1]
+"""Tokens of the largest chunk that may have fewer. What is left of a prompt goes in the smallest that holds it."""
 MOST_LOGITS_BYTES: Final = 64 << 20
 """Bytes of a chunk's logits, where all are asked for; a chunk of the smallest size may take more."""
 QKV_WARPS: Final = 4
@@ -54,15 +55,16 @@ def chunk_bytes(start: int = 0, count: int = 0, slot: int = 0, at: int = 0) -> b
 
 def chunk_sizes(arch: str, positions: int) -> tuple[int, ...]:
     """Tokens of a chunk on a chip, of those that so many positions fill."""
-    return *CHUNKS, *(size for size in kernels_of(arch).full_chunks if size <= positions)
+    most = max(positions, MOST_PADDED)
+    return tuple(sorted({*CHUNKS, *(size for size in kernels_of(arch).chunks if size <= most)}))
 
 
 def split(tokens: int, sizes: Sequence[int] = CHUNKS) -> Iterator[int]:
     """The sizes of the chunks of a prompt, the last perhaps larger than what is left."""
     while tokens > 0:
         size = next((size for size in sizes if size >= tokens), sizes[-1])
-        if size > max(tokens, CHUNKS[-1]):
-            size = max(size for size in sizes if size <= max(tokens, CHUNKS[-1]))
+        if size > (most := max(tokens, MOST_PADDED)):
+            size = max(size for size in sizes if size <= most)
         yield size
         tokens -= size
 

@@ -14,7 +14,7 @@ from tegrad.bench.gpu import opened
 from tegrad.bench.models import SHAPES, ModelNameError
 from tegrad.bench.models import ModelShape as Published
 from tegrad.cli.bench import app
-from tegrad.llm.formats import F16, Q6_K, Q8_0
+from tegrad.llm.formats import F16, Q4_K, Q6_K, Q8_0
 from tegrad.llm.gemm import (
     AnyTile,
     Gemm,
@@ -74,7 +74,7 @@ def test_what_is_picked_fits_an_sm_and_the_room_for_partial_sums(chip: str, sms:
     for name, shape in SHAPES.items():
         for kind in (Q6_K, F16):
             for role, gemm in bench.gemms(shape.config, kind, chip):
-                for tokens in (1, 8, 17, 32, 33, 64, 65, 128, 500, 512):
+                for tokens in (1, 8, 17, 32, 33, 64, 65, 128, 256, 500, 512):
                     for pick in [pick_tile] if chip == "sm_87" else bench.PICKS.values():
                         tile = pick(device, gemm, tokens)
                         at = (name, role, tokens, tile)
@@ -99,10 +99,31 @@ def covers(tile: AnyTile, gemm: Gemm, tokens: int) -> bool:
     return x * tile.bm >= tokens and rows >= gemm.rows and z <= steps
 
 
-def test_long_chunks_take_hoppers_instructions_where_there_are_any() -> None:
+def test_chunks_take_hoppers_instructions_where_there_are_any() -> None:
     gemm = Gemm(Q6_K, 2048, 2048)
-    for arch, tokens, kind in (("sm_90", 512, WgmmaTile), ("sm_90", 128, Tile), ("sm_87", 512, Tile)):
+    picked = (("sm_90", 512, WgmmaTile), ("sm_90", 33, WgmmaTile), ("sm_90", 32, StreamTile), ("sm_87", 512, Tile))
+    for arch, tokens, kind in picked:
         assert type(pick_quickest(SimpleNamespace(arch=arch, sm_count=132), gemm, tokens)) is kind
+
+
+@pytest.mark.parametrize(
+    ("gemm", "tokens", "shape", "blocks", "resident"),
+    [
+        (Gemm(Q6_K, 3072, 2048), 64, (64, 64), 96, 2),  # 48 tiles in halves: too few SMs, and thirds were slower
+        (Gemm(Q6_K, 2048, 2048), 128, (128, 64), 128, 2),  # 32 in quarters
+        (Gemm(Q4_K, 5120, 4096), 256, (256, 128), 120, 1),  # 40 in thirds
+        (Gemm(Q4_K, 6144, 4096), 128, (128, 64), 264, 2),  # 96, of which no equal parts keep four fifths busy
+        (Gemm(Q4_K, 14336, 4096, gated=True, half_out=True), 128, (128, 128), 0, 2),  # 224: one round of two to an SM
+        (Gemm(Q4_K, 14336, 4096, gated=True, half_out=True), 256, (256, 128), 0, 1),  # two rounds of larger ones
+        (Gemm(Q4_K, 896, 896), 128, (128, 64), 0, 2),  # 14 steps of columns: a part would have few
+    ],
+)
+def test_a_short_chunks_tiles_are_those_that_an_h200_was_quickest_with(
+    gemm: Gemm, tokens: int, shape: tuple[int, int], blocks: int, resident: int
+) -> None:
+    tile = pick_quickest(SimpleNamespace(arch="sm_90", sm_count=132), gemm, tokens)
+    assert isinstance(tile, WgmmaTile)
+    assert ((tile.bm, tile.bn), tile.blocks, tile.resident) == (shape, blocks, resident)
 
 
 @pytest.mark.board

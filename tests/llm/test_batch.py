@@ -76,7 +76,7 @@ def test_a_prompt_goes_in_the_largest_chunks_while_it_is_alone(
     model: PackedModel, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside another sequence in those that nobody waits for long; its answer is the same."""
-    monkeypatch.setattr("tegrad.llm.batch.CHUNKS", (8,))
+    monkeypatch.setattr("tegrad.llm.batch.MOST_PADDED", 8)
     with Batch(model, slots=8, positions=192, sizes=(8, 40), share=False) as batch:
         sizes, run = [], batch.prefill.run
 

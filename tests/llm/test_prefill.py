@@ -43,12 +43,14 @@ def test_a_prompt_is_split_into_few_chunks() -> None:
 def test_large_chunks_are_always_full() -> None:
     """On Hopper, and where the context fills one."""
     sizes = chunk_sizes("sm_90", 4096)
-    assert sizes == (*CHUNKS, 2048)
-    assert chunk_sizes("sm_90", 2047) == chunk_sizes("sm_87", 8192) == CHUNKS
+    assert sizes == (32, 64, 128, 256, 512, 2048)
+    assert chunk_sizes("sm_90", 2047) == chunk_sizes("sm_90", 100) == sizes[:-1]
+    assert chunk_sizes("sm_87", 8192) == CHUNKS
     assert list(split(2047, sizes)) == [512, 512, 512, 512]
     assert list(split(2048, sizes)) == [2048]
-    assert list(split(2700, sizes)) == [2048, 512, 512]
+    assert list(split(2700, sizes)) == [2048, 512, 256]
     assert list(split(4200, sizes)) == [2048, 2048, 128]
+    assert list(split(2100, sizes)) == [2048, 64]
 
 
 @pytest.fixture(scope="module")
