@@ -21,7 +21,8 @@ ROWS = [*loaded("reports/h200-models"), *loaded("reports/board-model")]
 RATIO = {name: row["ratio"] for name, row in FIGURES.items()}
 
 LONG_PROMPTS = tuple(name for name in RATIO if name.startswith("prefill-") and name.endswith("-16384"))
-SHORT_PROMPTS = tuple(name for name in RATIO if name.startswith("prefill-") and name not in LONG_PROMPTS)
+SHORT_PROMPTS = tuple(name for name in RATIO if name.startswith("prefill-") and name.endswith("-128"))
+PROMPTS = tuple(name for name in RATIO if name.startswith("prefill-") and name not in (*SHORT_PROMPTS, *LONG_PROMPTS))
 
 
 def shares(*prefixes: str) -> str:
@@ -53,7 +54,7 @@ def told_of_models() -> list[str]:
         for test in ("tg128 x 8 @ d4096", "tg128 x 32 @ d4096")
     ]
     middle = ("decode-3b-", "decode-gemma3-4b-", "decode-phi4-mini-", "decode-smollm3-3b-")
-    batches = [RATIO[f"batch{name}"] for name in ("8-1b-q6k", "32-1b-q6k", "32-8b-q4km")]
+    batches = [RATIO[f"batch{name}"] for name in ("8-1b-q6k", "32-1b-q6k", "64-1b-q6k", "32-8b-q4km")]
     servers = [RATIO[f"serve-32-clients-{name}tok-s"] for name in ("", "8b-")]
     start = FIGURES["load-to-first-token"]
     return [
@@ -61,8 +62,9 @@ def told_of_models() -> list[str]:
         f"{shares('decode-8b-')} for 8B, {shares(*middle)} for 3B and 4B, {shares('decode-1b-')} for Llama's 1B",
         f"{FIGURES['decode-gemma3-1b-q4km']['limit_share']:.0%} for Gemma 3 1B",
         f"{FIGURES['decode-qwen2.5-0.5b-q4km']['limit_share']:.0%} for Qwen2.5 0.5B",
-        f"of 512 tokens are processed {spread(*SHORT_PROMPTS)}, and of 16,384 {spread(*LONG_PROMPTS)}",
-        "{:.1f} and {:.1f} times as fast, 32 of 8B in Q4_K_M {:.1f} times".format(*batches),
+        f"of 128 tokens are processed {spread(*SHORT_PROMPTS)}",
+        f"of 512 {spread(*PROMPTS)}, and of 16,384 {spread(*LONG_PROMPTS)}",
+        "{:.1f}, {:.1f} and {:.1f} times as fast, 32 of 8B in Q4_K_M {:.1f} times".format(*batches),
         "delivers {:.1f} (1B) and {:.1f} times (8B)".format(*servers),
         f"is {'quicker' if start['ratio'] > 1 else 'slower'}: {start['ours']:.2f} s from the start of `tegrad run`",
         f"after one token, llama.cpp's {start['peer']:.2f}",

@@ -241,9 +241,11 @@ README_ROWS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
      ("decode-gemma3-1b-q4km", "decode-gemma3-4b-q4km", "decode-phi4-mini-q4km")),
     ("a prompt of 512 tokens", ("prefill-1b-q6k-512",)),
     ("of Gemma 3 4B, Phi-4-mini in Q4_K_M", ("prefill-gemma3-4b-q4km", "prefill-phi4-mini-q4km")),
+    ("of 128 tokens, 1B Q6_K", ("prefill-1b-q6k-128",)),
+    ("of 128, 8B and Gemma 3 4B in Q4_K_M", ("prefill-8b-q4km-128", "prefill-gemma3-4b-q4km-128")),
     ("of 16,384 tokens, 1B Q6_K", ("prefill-1b-q6k-16384",)),
     ("of 16,384, 8B and Gemma 3 4B in Q4_K_M", ("prefill-8b-q4km-16384", "prefill-gemma3-4b-q4km-16384")),
-    ("8 and 32 sequences together", ("batch8-1b-q6k", "batch32-1b-q6k")),
+    ("8, 32 and 64 sequences together", ("batch8-1b-q6k", "batch32-1b-q6k", "batch64-1b-q6k")),
     ("32 clients of a server, 1B Q6_K, 8B Q4_K_M", ("serve-32-clients-tok-s", "serve-32-clients-8b-tok-s")),
     ("start of the program to its first token", ("load-to-first-token",)),
 )  # fmt: skip
