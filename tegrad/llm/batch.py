@@ -36,6 +36,7 @@ from tegrad.llm.packed import PackedModel
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.pool import Lease, Pool
 from tegrad.llm.prefill import MOST_PADDED, Prefill, chunk_bytes, chunk_sizes, split
+from tegrad.llm.programs import compiled_together
 from tegrad.llm.rows import Rows
 from tegrad.llm.sampling import Ending, Logprobs, Sampling, Settings, ending
 from tegrad.llm.state import LOGITS_SPEC, State, States
@@ -270,11 +271,17 @@ class Batch(Closing):
 
     def warm(self) -> None:
         """Compile and record chunks of prompts and steps of every width, greedy ones and those that draw."""
+        steps = [(width, [settings]) for width in self.widths for settings in (GREEDY, DRAWN)]
+        with compiled_together():
+            for size in self._sizes:
+                self.prefill.launches(size)
+            for width, settings in steps:
+                self.launches(width, settings)
+        self._admission()
         for size in self._sizes:
             self.prefill.prepare(size)
-        for width in self.widths:
-            for settings in (GREEDY, DRAWN):
-                self._recorded(width, [settings])
+        for width, settings in steps:
+            self._recorded(width, settings)
 
     def launches(self, width: int, settings: Iterable[Settings] = (GREEDY,)) -> list[Launch]:
         """One step of the first `width` slots, for sequences with these settings."""
@@ -370,12 +377,16 @@ class Batch(Closing):
 
     def _put_in_force(self, slot: int) -> int:
         """Have the device take the state staged for a slot, after what was submitted; the run to wait for."""
+        return self._admission().run(numbers=(slot,))
+
+    def _admission(self) -> Recording:
+        """What takes the state staged for a slot."""
         if self._admit is None:
             program = self._rows.programs("admit", buffers=2, values=1)
             launch = Launch(program, (self.states.states, self.states.staged), (1, 1, 1), (16, 1, 1), (0,))
             self._admit = self.device.record([launch], depth=self.slots, numbers=[[Number(0, value=0)]])
             self._workspace.callback(self._admit.close)
-        return self._admit.run(numbers=(slot,))
+        return self._admit
 
     def _quiet_slot(self) -> int:
         """The first slot that nobody has and no step in flight computes; waits where there is none, and for the first

@@ -8,7 +8,7 @@ token of a prompt gets logits, unless all are asked for. Chunks of several promp
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -25,6 +25,7 @@ from tegrad.llm.gemm import TilePicker, pick_quickest
 from tegrad.llm.macros import QK_NORMS, ROPES, number
 from tegrad.llm.network import Attend
 from tegrad.llm.packed import PackedModel
+from tegrad.llm.programs import compiled_together
 from tegrad.llm.rows import Rows, floats
 from tegrad.llm.state import LOGITS_SPEC, STATE_SPEC
 from tegrad.llm.workspace import Workspace
@@ -122,6 +123,8 @@ class Prefill(Closing):
 
     def prepare(self, tokens: int) -> None:
         """Record the chunks of a prompt of so many tokens. UnsupportedModelError, MemoryError."""
+        self._told()
+        self._compile(split(tokens, self._sizes))
         for size in split(tokens, self._sizes):
             self._recording(size)
 
@@ -132,6 +135,8 @@ class Prefill(Closing):
         anything runs.
         """
         self._check(tokens, position, slot)
+        if logits:
+            self._compile([0, *split(len(tokens), self._sizes)])
         head = self._recording(0) if logits else None
         for _ in self._chunks(tokens, position, slot, self._sizes):
             pass
@@ -199,6 +204,7 @@ class Prefill(Closing):
     ) -> Iterator[tuple[int, int]]:  # fmt: skip
         """Submit tokens in chunks; after each where its tokens begin among them, and how many these are."""
         cut = list(split(len(tokens), sizes))
+        self._compile(cut, scores, whole=whole)
         at = 0
         for size, recording in zip(cut, [self._recording(size, scores, whole=whole) for size in cut], strict=True):
             part = tokens[at : at + size]
@@ -227,14 +233,24 @@ class Prefill(Closing):
         """
         key = size, scores is not None, whole
         if key not in self._recordings:
-            launches = self.launches(size) if size else self.head()
-            if scores is not None:
-                launches += self.rows.logits(scores, size, self._chunk)
-            if whole:
-                launches.append(self.rows.norm(self.config.layers, self.rows.network.logits, size, self._chunk))
-            made = self._recordings[key] = self.device.record(launches, self._dependency)
+            made = self._recordings[key] = self.device.record(self._listed(size, scores, whole), self._dependency)
             self._workspace.callback(made.close)
         return self._recordings[key]
+
+    def _compile(self, sizes: Iterable[int], scores: Buffer | None = None, *, whole: bool = False) -> None:
+        """Have the kernels of recordings that are yet to be made compiled side by side."""
+        with compiled_together():
+            for size in set(sizes):
+                if (size, scores is not None, whole) not in self._recordings:
+                    self._listed(size, scores, whole)
+
+    def _listed(self, size: int, scores: Buffer | None, whole: bool) -> list[Launch]:
+        launches = self.launches(size) if size else self.head()
+        if scores is not None:
+            launches += self.rows.logits(scores, size, self._chunk)
+        if whole:
+            launches.append(self.rows.norm(self.config.layers, self.rows.network.logits, size, self._chunk))
+        return launches
 
     def _embed(self, size: int) -> Launch:
         matrix, learned = self.model.embedding, self.model.positions

@@ -8,12 +8,18 @@ kernels are kept on disk (`tegrad.nv.compilers`).
 from __future__ import annotations
 
 import functools
+import os
 import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from importlib import resources
 from typing import Any, Final
 
 from tegrad.llm import formats
-from tegrad.nv.compilers import compile_cuda
+from tegrad.machine import memory
+from tegrad.nv.compilers import CompileFailed, compile_cuda
 from tegrad.nv.gpu import Gpu
 
 OPTIONS: Final = ("--std=c++17",)
@@ -64,6 +70,48 @@ def load_kernel(
     return device.load_program(lib, name, buffers, values)
 
 
+MOST_COMPILERS: Final = 8
+"""Kernels that are compiled at once."""
+COMPILER_BYTES: Final = 400 << 20
+"""Memory of one that is compiled, as NVRTC 12.6 was seen to take on x86-64."""
+_noted: ContextVar[set[tuple[Any, ...]] | None] = ContextVar("_noted", default=None)
+"""Kernels that Programs were asked for and did not load."""
+
+
+@contextmanager
+def compiled_together() -> Iterator[None]:
+    """At its end, the kernels that Programs were asked for within it are compiled side by side, into the cache on disk.
+
+    Within it a kernel that is not loaded yet is None, so that launches can be made but not recorded. One that does not
+    compile says so when it is loaded. CompilerMissing.
+    """
+    noted: set[tuple[Any, ...]] = set()
+    token = _noted.set(noted)
+    try:
+        yield
+    finally:
+        _noted.reset(token)
+    if not noted:
+        return
+    pool = ThreadPoolExecutor(compilers(), "tegrad-compiler")
+    try:
+        list(pool.map(_compile, noted))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def compilers() -> int:
+    """How many kernels are compiled at once: one for each core, in half of the memory that is free."""
+    room = memory().get("MemAvailable", 0) // 2 // COMPILER_BYTES
+    return max(1, min(MOST_COMPILERS, len(os.sched_getaffinity(0)), room))
+
+
+def _compile(noted: tuple[Any, ...]) -> None:
+    name, arch, how = noted
+    with suppress(CompileFailed):
+        compile_kernel(name, arch, **dict(how))
+
+
 class Programs:
     """The kernels of one opened device, each loaded once; call it as `load_kernel` without the device."""
 
@@ -75,5 +123,9 @@ class Programs:
         """The program of kernel `name`."""
         key = (name, *sorted(how.items()))
         if key not in self._loaded:
+            if (noted := _noted.get()) is not None:
+                compiled = tuple((key, how[key]) for key in sorted(how.keys() - {"buffers", "values", "features"}))
+                noted.add((name, self.device.arch + how.get("features", ""), compiled))
+                return None
             self._loaded[key] = load_kernel(self.device, name, **how)
         return self._loaded[key]

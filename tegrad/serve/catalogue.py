@@ -301,6 +301,7 @@ class Catalogue:
     async def _placed(self, one: About) -> Held:
         """A model in memory, others having left for it if need be."""
         begun = time.monotonic()
+        LOG.info("loading %s: kernels that are new to this machine are compiled first", one.name)
         wanted = self._own.get(one.name, self._wanted)
         load = await self._planned(one, wanted) if self.home is None else partial(
             Replicated.load, one, wanted, self.home, self._memory

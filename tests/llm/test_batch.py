@@ -96,6 +96,17 @@ def test_a_prompt_goes_in_the_largest_chunks_while_it_is_alone(
         assert long.tokens == alone
 
 
+def test_no_request_waits_for_a_compiler_once_a_batch_is_warm(
+    model: PackedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Batch(model, slots=8, positions=192, sizes=(8,)) as batch:
+        batch.warm()
+        monkeypatch.setattr("tegrad.llm.programs.compile_kernel", lambda *given, **how: pytest.fail(f"{given} {how}"))
+        first = batch.join(TEXT[:3], 8)
+        batch.step()
+        finish(batch, first, batch.join(TEXT[:12], 16, Settings(temperature=1.0), seed=3))
+
+
 def test_prompts_that_begin_alike_have_blocks_in_common(model: PackedModel) -> None:
     """Also those that join at once, of which each fills what no other has yet; and later ones, whoever has left."""
     prompts = [TEXT[:150], [*TEXT[:140], 5, 6, 7], [*TEXT[:128], 9], TEXT[70:150]]

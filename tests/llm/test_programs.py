@@ -1,13 +1,16 @@
 """programs.py: what the compiler and the cache see of a kernel's source."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tegrad.bench.plans import DryDevice
 from tegrad.hw.chips import CHIPS
 from tegrad.llm import programs
+from tegrad.llm.errors import ModelError
 from tegrad.nv import compilers
 
 pytestmark = pytest.mark.board
@@ -78,3 +81,63 @@ def test_a_kernels_arguments_have_the_places_in_which_they_are_given(kernels: Pa
     assert [place for _, place, *_ in signature] == [0, 1, 2, 3, 4]
     assert [shape == () for *_, shape in signature] == [False, False, True, True, True]
     assert len({name for name, *_ in signature}) == 5
+
+
+def test_kernels_are_compiled_side_by_side_and_then_only_loaded(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "compilers", lambda: 2)
+    both, real, compiled = threading.Barrier(2, timeout=30), programs.compile_cuda, list[str]()
+
+    def waiting(source: str, arch: str, *given: Any, **how: Any) -> bytes:
+        compiled.append(threading.current_thread().name)
+        if len(compiled) <= 2:
+            both.wait()  # nobody comes here where one waits for the other
+        return real(source, arch, *given, **how)
+
+    monkeypatch.setattr(programs, "compile_cuda", waiting)
+    made = programs.Programs(DryDevice(CHIPS["agx-orin-64gb"]))
+    with programs.compiled_together():
+        for added in (1, 2, 2):
+            assert made("tiny", buffers=1, values=1, ADDED=added) is None
+        assert not compiled
+    assert len(set(compiled)) == len(compiled) == 2
+    monkeypatch.setattr("tegrad.nv.toolchain.Nvrtc.compile", lambda *given, **how: pytest.fail("compiled again"))
+    loaded = [made("tiny", buffers=1, values=1, ADDED=added) for added in (1, 2)]
+    assert [program.name for program in loaded] == ["tiny", "tiny"]
+    with programs.compiled_together():
+        assert made("tiny", buffers=1, values=1, ADDED=1) is loaded[0]
+
+
+@pytest.mark.parametrize(
+    ("cores", "free", "expected"), [(12, 48 << 30, 8), (6, 48 << 30, 6), (6, 3 << 30, 3), (6, 300 << 20, 1), (1, 0, 1)]
+)
+def test_as_many_kernels_compile_at_once_as_cores_and_free_memory_allow(
+    cores: int, free: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cores)))
+    monkeypatch.setattr(programs, "memory", lambda: {"MemAvailable": free})
+    assert programs.compilers() == expected
+
+
+def test_a_kernel_that_does_not_compile_says_so_where_it_is_loaded(kernels: Path) -> None:
+    made = programs.Programs(DryDevice(CHIPS["agx-orin-64gb"]))
+    with programs.compiled_together():
+        made("tiny", buffers=1, values=1)
+        made("tiny", buffers=1, values=1, ADDED=3)
+    with pytest.raises(compilers.CompileFailed, match="ADDED"):
+        made("tiny", buffers=1, values=1)
+    assert made("tiny", buffers=1, values=1, ADDED=3).name == "tiny"
+
+
+def test_what_a_model_refuses_is_refused_before_anything_compiles(
+    kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "compile_cuda", lambda *given, **how: pytest.fail("compiled"))
+    made = programs.Programs(DryDevice(CHIPS["agx-orin-64gb"]))
+
+    @programs.compiled_together()
+    def launches() -> None:
+        made("tiny", buffers=1, values=1, ADDED=1)
+        raise ModelError("no")
+
+    with pytest.raises(ModelError, match="no"):
+        launches()
