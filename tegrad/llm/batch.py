@@ -41,6 +41,7 @@ from tegrad.llm.rows import Rows
 from tegrad.llm.sampling import Ending, Logprobs, Sampling, Settings, ending
 from tegrad.llm.state import LOGITS_SPEC, State, States
 from tegrad.llm.workspace import Workspace
+from tegrad.nv.gpu import Buffer
 from tegrad.nv.replay import AHEAD, DEFAULT, Dependency, Launch, Number, Recording, up_to
 
 STEPS_IN_FLIGHT: Final = 2
@@ -101,7 +102,7 @@ class Batch(Closing):
     prompt found: whatever decides the order of sums is then that of the widest step and the largest chunk, and `pick`
     is not asked. A sequence alone has no step of its own then.
 
-    On a chip that can, steps of up to 32 sequences overlap unless a dependency is given: wider ones lose by it.
+    On a chip that can, steps of up to 32 sequences overlap unless a dependency is given: wider ones lost by it.
 
     `ends` are the tokens that end a sequence. UnsupportedModelError, OutOfMemory, MemoryError.
     """
@@ -139,6 +140,8 @@ class Batch(Closing):
         self._flights: deque[tuple[Recording, int, list[Member]]] = deque()
         self._fresh: list[tuple[Member, int]] = []
         self._recordings: dict[tuple[int, Ending], Recording] = {}
+        self._counts: dict[int, Buffer] = {}
+        """How many slots a step computes, by its width, on the device."""
         self._admit: Recording | None = None
         self._workspace = workspace = Workspace(self.device)
         with self._closed_on_error():
@@ -290,7 +293,9 @@ class Batch(Closing):
                 self.states, settings, logits=self.logits, best=plan.best, best_row=plan.best_row, slots=1
             )
             return [*plan.launches, *end]
-        rows, chunk = self._rows, self._workspace.put(chunk_bytes(count=width))
+        if width not in self._counts:
+            self._counts[width] = self._workspace.put(chunk_bytes(count=width))
+        rows, chunk = self._rows, self._counts[width]
         launches = [
             embedding.launch(self.model, rows.programs, self.states.states, rows.x, width, OVERLAP=rows.overlaps(width))
         ]

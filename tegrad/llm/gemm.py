@@ -336,6 +336,8 @@ MOST_WHOLE_COLUMNS: Final = 4096
 """Columns up to which sharing a few tiles costs more than it saves: the parts' sums go through memory."""
 LEAST_SHARED_COLUMNS: Final = 3072
 """The same where there are more tiles than SMs, of which most stay whole."""
+LOWEST: Final = 64
+"""Tokens of the lowest WgmmaTile that is picked."""
 FEW_TILES_TOKENS: Final = 256
 """Tokens up to which most products have fewer large tiles than a GPU has SMs."""
 LEAST_PART_STEPS: Final = 8
@@ -473,7 +475,7 @@ def _pick_equal_parts(device: Gpu, gemm: Gemm, tokens: int) -> WgmmaTile:
 def _wgmma_tiles(device: Gpu, gemm: Gemm, tokens: int) -> tuple[WgmmaTile, WgmmaTile, WgmmaTile, WgmmaTile]:
     """The smallest, one of more rows, one of more tokens, and the largest, to an SM of its own; as high as so many
     tokens need."""
-    bm = 64 if tokens <= 64 else 128
+    bm = LOWEST if tokens <= LOWEST else 128
     high = 2 * bm if tokens > bm else bm
     small, large, tall = (_deepest(device, gemm, WgmmaTile(*cut)) for cut in ((bm, 64), (bm, 128), (high, 64)))
     return small, large, tall, _deepest(device, gemm, WgmmaTile(high, 128), residents=(1,))
@@ -503,6 +505,8 @@ def pick_alike(most: int) -> TilePicker:
             return replace(widest, nb=-(-tokens // 8))
         if not kernels_of(device.arch).wgmma:
             return replace(pick_many(device, gemm, tokens), splits=pick_many(device, gemm, most).splits)
+        if most <= LOWEST:
+            return _pick_equal_parts(device, gemm, most)  # all of them are one tile high
         # Blocks that share tiles evenly cut each otherwise: tiles are whole.
         small, large, _, wide = _wgmma_tiles(device, gemm, tokens)
         sms, tiles = int(device.sm_count), wide.tiles(gemm, tokens)
@@ -545,7 +549,7 @@ def _filling(device: Gpu, gemm: Gemm, tokens: int, wide: Tile, narrow: Tile) -> 
 
 
 def scratch_bound(device: Gpu) -> tuple[int, int]:
-    """Bytes of partial sums and of counters that any launch with `pick_tile`'s tiles needs."""
+    """Bytes of partial sums and of counters that any launch with a picked tile needs."""
     blocks = BLOCKS_PER_SM * int(device.sm_count)
     parts = 2 if kernels_of(device.arch).wgmma else 1  # of a block whose tiles are shared
     return parts * blocks * 128 * 128 * 4, blocks * 4

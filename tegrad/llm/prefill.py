@@ -135,8 +135,7 @@ class Prefill(Closing):
         anything runs.
         """
         self._check(tokens, position, slot)
-        if logits:
-            self._compile([0, *split(len(tokens), self._sizes)])
+        self._compile([*split(len(tokens), self._sizes), *([0] if logits else [])])
         head = self._recording(0) if logits else None
         for _ in self._chunks(tokens, position, slot, self._sizes):
             pass
@@ -153,6 +152,7 @@ class Prefill(Closing):
         fit = [size for size in self._sizes if 4 * size * vocab <= MOST_LOGITS_BYTES] or self._sizes[:1]
         if self._scores is None:
             self._scores = self._workspace.take(4 * fit[-1] * vocab, LOGITS_SPEC)
+        self._compile(split(len(tokens), fit), self._scores)
         out = np.empty((len(tokens), vocab), np.float32)
         for at, count in self._chunks(tokens, position, 0, fit, self._scores):
             out[at : at + count] = floats(self.device, self._scores, count * vocab).reshape(count, vocab)
@@ -165,6 +165,7 @@ class Prefill(Closing):
         """
         self._check(tokens)
         dim = self.config.dim
+        self._compile(split(len(tokens), self._sizes), whole=True)
         out = np.empty((len(tokens), dim), np.float32)
         for at, count in self._chunks(tokens, 0, 0, self._sizes, whole=True):
             out[at : at + count] = floats(self.device, self.rows.x, count * dim).reshape(count, dim)
@@ -204,7 +205,6 @@ class Prefill(Closing):
     ) -> Iterator[tuple[int, int]]:  # fmt: skip
         """Submit tokens in chunks; after each where its tokens begin among them, and how many these are."""
         cut = list(split(len(tokens), sizes))
-        self._compile(cut, scores, whole=whole)
         at = 0
         for size, recording in zip(cut, [self._recording(size, scores, whole=whole) for size in cut], strict=True):
             part = tokens[at : at + size]

@@ -7,6 +7,7 @@ kernels are kept on disk (`tegrad.nv.compilers`).
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import re
@@ -15,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from importlib import resources
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from tegrad.llm import formats
 from tegrad.machine import memory
@@ -60,13 +61,15 @@ def load_kernel(
     values: int = 0,
     dynamic_shared: int | None = None,
     features: str = "",
+    cubin: bytes | None = None,
     **defines: object,
 ) -> Any:
     """Kernel `name` as a program of an opened NV device: `buffers` pointers, then `values` 32-bit integers.
 
-    `features` "a" compiles for the chip's very architecture (sm_90a), with instructions that no other one has.
+    `features` "a" compiles for the chip's very architecture (sm_90a), with instructions that no other one has. `cubin`
+    is what was compiled of this already.
     """
-    lib = compile_kernel(name, device.arch + features, dynamic_shared=dynamic_shared, **defines)
+    lib = cubin or compile_kernel(name, device.arch + features, dynamic_shared=dynamic_shared, **defines)
     return device.load_program(lib, name, buffers, values)
 
 
@@ -74,30 +77,38 @@ MOST_COMPILERS: Final = 8
 """Kernels that are compiled at once."""
 COMPILER_BYTES: Final = 400 << 20
 """Memory of one that is compiled, as NVRTC 12.6 was seen to take on x86-64."""
-_noted: ContextVar[set[tuple[Any, ...]] | None] = ContextVar("_noted", default=None)
+Key: TypeAlias = tuple[str, str, tuple[tuple[str, Any], ...]]
+"""A kernel's name, architecture, and how it is compiled."""
+_noted: ContextVar[set[Key] | None] = ContextVar("_noted", default=None)
 """Kernels that Programs were asked for and did not load."""
+_ready: Final[dict[Key, bytes]] = {}
+"""Cubins that wait to be loaded."""
 
 
 @contextmanager
 def compiled_together() -> Iterator[None]:
-    """At its end, the kernels that Programs were asked for within it are compiled side by side, into the cache on disk.
+    """At its end, the kernels that Programs were asked for within it are compiled side by side.
 
     Within it a kernel that is not loaded yet is None, so that launches can be made but not recorded. One that does not
     compile says so when it is loaded. CompilerMissing.
     """
-    noted: set[tuple[Any, ...]] = set()
+    noted: set[Key] = set()
     token = _noted.set(noted)
     try:
         yield
     finally:
         _noted.reset(token)
-    if not noted:
+    if not (noted := noted - _ready.keys()):
         return
-    pool = ThreadPoolExecutor(compilers(), "tegrad-compiler")
+    if (workers := min(compilers(), len(noted))) == 1:
+        return  # they are compiled as they are loaded
+    pool = ThreadPoolExecutor(workers, "tegrad-compiler")
     try:
-        list(pool.map(_compile, noted))
+        _ready.update({key: made for key, made in zip(noted, pool.map(_compiled, noted), strict=True) if made})
     finally:
         pool.shutdown(cancel_futures=True)
+    with suppress(AttributeError):  # not every libc has it
+        ctypes.CDLL(None).malloc_trim(0)  # what NVRTC freed, which is much where the GPU shares the memory
 
 
 def compilers() -> int:
@@ -106,10 +117,11 @@ def compilers() -> int:
     return max(1, min(MOST_COMPILERS, len(os.sched_getaffinity(0)), room))
 
 
-def _compile(noted: tuple[Any, ...]) -> None:
-    name, arch, how = noted
+def _compiled(key: Key) -> bytes | None:
+    name, arch, how = key
     with suppress(CompileFailed):
-        compile_kernel(name, arch, **dict(how))
+        return compile_kernel(name, arch, **dict(how))
+    return None
 
 
 class Programs:
@@ -121,11 +133,13 @@ class Programs:
 
     def __call__(self, name: str, **how: Any) -> Any:
         """The program of kernel `name`."""
-        key = (name, *sorted(how.items()))
-        if key not in self._loaded:
-            if (noted := _noted.get()) is not None:
-                compiled = tuple((key, how[key]) for key in sorted(how.keys() - {"buffers", "values", "features"}))
-                noted.add((name, self.device.arch + how.get("features", ""), compiled))
-                return None
-            self._loaded[key] = load_kernel(self.device, name, **how)
-        return self._loaded[key]
+        loaded = (name, *sorted(how.items()))
+        if loaded in self._loaded:
+            return self._loaded[loaded]
+        given = {key: how.pop(key) for key in ("buffers", "values", "features") if key in how}
+        key = name, self.device.arch + given.get("features", ""), tuple(sorted(how.items()))
+        if (noted := _noted.get()) is not None:
+            noted.add(key)
+            return None
+        made = self._loaded[loaded] = load_kernel(self.device, name, cubin=_ready.pop(key, None), **given, **how)
+        return made

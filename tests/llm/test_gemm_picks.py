@@ -18,6 +18,7 @@ from tegrad.llm.gemm import (
     WgmmaTile,
     blocks_held,
     pick_alike,
+    pick_quickest,
     pick_small_m,
     pick_tile,
     pick_wgmma,
@@ -137,6 +138,16 @@ def test_tiles_that_add_up_alike_have_one_kernel_and_one_cut_of_columns_and_fit(
             case WgmmaTile():
                 orders.add((WgmmaTile, tile.blocks, tile.units))
     assert len(orders) == 1
+
+
+def test_wide_steps_that_add_up_alike_share_tiles_as_the_quickest_do() -> None:
+    """Whole tiles would leave three quarters of the SMs without work, of this product."""
+    device, gemm = _device("gh100"), Gemm(Q6_K, 2048, 8192)
+    for tokens in (8, 40, 64):
+        assert pick_alike(64)(device, gemm, tokens) == pick_quickest(device, gemm, 64)
+    tile = pick_quickest(device, gemm, 64)
+    assert isinstance(tile, WgmmaTile)
+    assert tile.blocks == 4 * tile.tiles(gemm, 64) == 128
 
 
 @pytest.mark.parametrize("kind", [Q4_K, Q6_K, Q8_0])

@@ -141,3 +141,17 @@ def test_what_a_model_refuses_is_refused_before_anything_compiles(
 
     with pytest.raises(ModelError, match="no"):
         launches()
+
+
+def test_what_no_cache_keeps_is_compiled_once(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    monkeypatch.setattr(programs, "compilers", lambda: 2)
+    compiled, real = [], programs.compile_cuda
+    monkeypatch.setattr(programs, "compile_cuda", lambda *given, **how: compiled.append(1) or real(*given, **how))
+    made = programs.Programs(DryDevice(CHIPS["agx-orin-64gb"]))
+    for _ in range(2):
+        with programs.compiled_together():
+            made("tiny", buffers=1, values=1, ADDED=1)
+            made("tiny", buffers=1, values=1, ADDED=2)
+    assert [made("tiny", buffers=1, values=1, ADDED=added).name for added in (1, 2)] == ["tiny", "tiny"]
+    assert len(compiled) == 2

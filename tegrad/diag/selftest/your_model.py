@@ -176,11 +176,14 @@ def _way(engine: Any, prompt: Sequence[int], amount: int, first: list[int] | Non
 def _prefill(engine: Any, length: int) -> float:
     """Tokens per second of a prompt, from tokens on the host to the last one's logits on the device."""
     from tegrad.llm.cache import KvCache
-    from tegrad.llm.prefill import Prefill
+    from tegrad.llm.prefill import Prefill, chunk_sizes
 
     tokens = [(1 + 7919 * at) % engine.config.vocab for at in range(length)]
-    rates = []
-    with KvCache(engine.device, engine.config, length) as cache, Prefill(engine.model, cache) as prefill:
+    rates, sizes = [], chunk_sizes(engine.device.arch, length)
+    with (
+        KvCache(engine.device, engine.config, length, ahead=sizes[-1]) as cache,
+        Prefill(engine.model, cache, sizes=sizes) as prefill,
+    ):
         for _ in range(1 + REPETITIONS):
             start = time.perf_counter()
             prefill.run(tokens)
