@@ -102,7 +102,7 @@ class Batch(Closing):
     prompt found: whatever decides the order of sums is then that of the widest step and the largest chunk, and `pick`
     is not asked. A sequence alone has no step of its own then.
 
-    On a chip that can, steps of up to 32 sequences overlap unless a dependency is given: wider ones lost by it.
+    On a chip that can, steps of up to 32 sequences overlap unless a dependency is given; wider ones were slower so.
 
     `ends` are the tokens that end a sequence. UnsupportedModelError, OutOfMemory, MemoryError.
     """

@@ -336,8 +336,8 @@ MOST_WHOLE_COLUMNS: Final = 4096
 """Columns up to which sharing a few tiles costs more than it saves: the parts' sums go through memory."""
 LEAST_SHARED_COLUMNS: Final = 3072
 """The same where there are more tiles than SMs, of which most stay whole."""
-LOWEST: Final = 64
-"""Tokens of the lowest WgmmaTile that is picked."""
+LEAST_TILE_TOKENS: Final = 64
+"""Of a WgmmaTile that is picked."""
 FEW_TILES_TOKENS: Final = 256
 """Tokens up to which most products have fewer large tiles than a GPU has SMs."""
 LEAST_PART_STEPS: Final = 8
@@ -448,7 +448,8 @@ def pick_wgmma(device: Gpu, gemm: Gemm, tokens: int) -> AnyTile:
 def _pick_equal_parts(device: Gpu, gemm: Gemm, tokens: int) -> WgmmaTile:
     """The largest tile of which equal parts keep the SMs busy, else what comes nearest to that.
 
-    As an H200 was quickest, within 2%, with the products of two models and 64, 128 and 256 tokens (docs/notebook.md).
+    By an H200's times of all tiles, the products of two models with 64, 128 and 256 tokens take at most 2% more in sum
+    than by the best ones (docs/notebook.md).
     """
     small, large, _, wide = _wgmma_tiles(device, gemm, tokens)
     sms, tiles = int(device.sm_count), large.tiles(gemm, tokens)
@@ -475,7 +476,7 @@ def _pick_equal_parts(device: Gpu, gemm: Gemm, tokens: int) -> WgmmaTile:
 def _wgmma_tiles(device: Gpu, gemm: Gemm, tokens: int) -> tuple[WgmmaTile, WgmmaTile, WgmmaTile, WgmmaTile]:
     """The smallest, one of more rows, one of more tokens, and the largest, to an SM of its own; as high as so many
     tokens need."""
-    bm = LOWEST if tokens <= LOWEST else 128
+    bm = LEAST_TILE_TOKENS if tokens <= LEAST_TILE_TOKENS else 128
     high = 2 * bm if tokens > bm else bm
     small, large, tall = (_deepest(device, gemm, WgmmaTile(*cut)) for cut in ((bm, 64), (bm, 128), (high, 64)))
     return small, large, tall, _deepest(device, gemm, WgmmaTile(high, 128), residents=(1,))
@@ -505,7 +506,7 @@ def pick_alike(most: int) -> TilePicker:
             return replace(widest, nb=-(-tokens // 8))
         if not kernels_of(device.arch).wgmma:
             return replace(pick_many(device, gemm, tokens), splits=pick_many(device, gemm, most).splits)
-        if most <= LOWEST:
+        if most <= LEAST_TILE_TOKENS:
             return _pick_equal_parts(device, gemm, most)  # all of them are one tile high
         # Blocks that share tiles evenly cut each otherwise: tiles are whole.
         small, large, _, wide = _wgmma_tiles(device, gemm, tokens)

@@ -55,7 +55,7 @@ def chunk_bytes(start: int = 0, count: int = 0, slot: int = 0, at: int = 0) -> b
 
 
 def chunk_sizes(arch: str, positions: int) -> tuple[int, ...]:
-    """Tokens of a chunk on a chip, of those that so many positions fill."""
+    """Tokens of a chunk on a chip: those that may have fewer, and of the others those that so many positions fill."""
     most = max(positions, MOST_PADDED)
     return tuple(sorted({*CHUNKS, *(size for size in kernels_of(arch).chunks if size <= most)}))
 

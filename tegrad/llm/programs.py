@@ -19,9 +19,9 @@ from importlib import resources
 from typing import Any, Final, TypeAlias
 
 from tegrad.llm import formats
-from tegrad.machine import memory
 from tegrad.nv.compilers import CompileFailed, compile_cuda
 from tegrad.nv.gpu import Gpu
+from tegrad.nv.memory import available_memory
 
 OPTIONS: Final = ("--std=c++17",)
 _INCLUDE: Final = re.compile(r'^#include "([\w.]+)"[ \t]*$', re.MULTILINE)
@@ -113,7 +113,7 @@ def compiled_together() -> Iterator[None]:
 
 def compilers() -> int:
     """How many kernels are compiled at once: one for each core, in half of the memory that is free."""
-    room = memory().get("MemAvailable", 0) // 2 // COMPILER_BYTES
+    room = available_memory() // 2 // COMPILER_BYTES
     return max(1, min(MOST_COMPILERS, len(os.sched_getaffinity(0)), room))
 
 

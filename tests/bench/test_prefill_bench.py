@@ -112,6 +112,7 @@ def test_chunks_take_hoppers_instructions_where_there_are_any() -> None:
         (Gemm(Q6_K, 3072, 2048), 64, (64, 64), 96, 2),  # 48 tiles in halves: too few SMs, and thirds were slower
         (Gemm(Q6_K, 2048, 2048), 128, (128, 64), 128, 2),  # 32 in quarters
         (Gemm(Q4_K, 5120, 4096), 256, (256, 128), 120, 1),  # 40 in thirds
+        (Gemm(Q4_K, 6144, 3072), 64, (64, 64), 264, 2),  # the same of tests/llm/test_prefill_hopper.py's wide model
         (Gemm(Q4_K, 6144, 4096), 128, (128, 64), 264, 2),  # 96, of which no equal parts keep four fifths busy
         (Gemm(Q4_K, 14336, 4096, gated=True, half_out=True), 128, (128, 128), 0, 2),  # 224: one round of two to an SM
         (Gemm(Q4_K, 14336, 4096, gated=True, half_out=True), 256, (256, 128), 0, 1),  # two rounds of larger ones

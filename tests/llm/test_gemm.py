@@ -16,7 +16,7 @@ from tinygrad.helpers import Target
 
 from tegrad.llm import packing
 from tegrad.llm.formats import BLOCK_TYPES, F16, F32, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BlockType
-from tegrad.llm.gemm import AnyTile, Gemm, Operands, SmallMTile, StreamTile, Tile, WgmmaTile
+from tegrad.llm.gemm import AnyTile, Gemm, Operands, SmallMTile, StreamTile, Tile, WgmmaTile, pick_alike
 from tegrad.llm.programs import OPTIONS, Programs, compile_kernel, source
 from tegrad.nv.compilers import compile_cuda
 from tegrad.nv.cubin import Cubin
@@ -33,6 +33,21 @@ def test_every_format_is_multiplied_within_half_precision(opened: Any, operands:
     """45 tokens of 48, 37 rows of 2 tiles, 12 runs: rows that share segments, a partial last segment."""
     ours, expected = product(opened, operands, Gemm(kind, 37, 768), SMALL, 45)
     check(ours, expected)
+
+
+@pytest.mark.parametrize(("largest", "sizes"), [(512, (32, 128, 512)), (128, (16, 128)), (40, (16, 40))])
+def test_a_token_has_the_same_sums_in_chunks_and_steps_of_any_size(
+    opened: Any, operands: Placed, largest: int, sizes: tuple[int, ...]
+) -> None:
+    """Bit by bit, by the tiles that an Orin's chip picks for that, whose columns are split."""
+    gemm, found = Gemm(Q6_K, 40, 2048), []
+    for most in sizes:
+        tile = pick_alike(largest)(opened, gemm, most)
+        assert isinstance(tile, Tile)
+        assert tile.splits > 1
+        found.append(product(opened, operands, gemm, tile, min(most, 20), most)[0])
+    for ours in found:
+        assert np.array_equal(ours[:8], found[0][:8])
 
 
 EPILOGUES = {

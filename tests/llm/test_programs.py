@@ -114,7 +114,7 @@ def test_as_many_kernels_compile_at_once_as_cores_and_free_memory_allow(
     cores: int, free: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(cores)))
-    monkeypatch.setattr(programs, "memory", lambda: {"MemAvailable": free})
+    monkeypatch.setattr(programs, "available_memory", lambda: free)
     assert programs.compilers() == expected
 
 
