@@ -117,6 +117,11 @@ class Arch:
     """Of what attention adds to the stream."""
     ffn_post_norm: Spec | None = None
     """Of what the feed-forward adds."""
+    parallel: bool = False
+    """The feed-forward reads the stream that attention reads, not what attention has added to it. Of families with
+    layer norms, without norms after blocks."""
+    parallel_by: str | None = None
+    """A value that says, where it is false, that it does read that."""
     values: tuple[str, ...] = ()
     """Of `_REFUSED`, those that the family's files may have."""
     needs: tuple[str, ...] = ()
@@ -135,6 +140,8 @@ class Arch:
     """The cap of scores where a file says none; None: the family caps none."""
     logit_cap: float | None = None
     """That of logits; 0: there is none where a file says none."""
+    logits_multiplied: bool = False
+    """A file's scale of logits multiplies them instead of dividing them."""
 
     @property
     def caps(self) -> Mapping[str, float]:
@@ -171,17 +178,16 @@ class Arch:
         def norm(spec: Spec | None) -> Norm | None:
             return None if spec is None else Norm(spec, self.norm)
 
-        return (
-            Project(norm(self.attn_norm), self.qkv),
-            attend,
-            Add(self.attn_output, "mixed", norm(self.attn_post_norm)),
-            Gate(norm(self.ffn_norm), self.gate, self.up, self.activation),
-            Add(self.down, "hidden", norm(self.ffn_post_norm)),
-        )
+        project = Project(norm(self.attn_norm), self.qkv)
+        mixed = Add(self.attn_output, "mixed", norm(self.attn_post_norm))
+        gate = Gate(norm(self.ffn_norm), self.gate, self.up, self.activation)
+        hidden = Add(self.down, "hidden", norm(self.ffn_post_norm))
+        return (project, gate, attend, mixed, hidden) if self.parallel else (project, attend, mixed, gate, hidden)
 
 
 SCALES: Final = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
-"""What scores, embeddings, and what blocks add are multiplied by, and logits divided by; 0 stands for the usual."""
+"""What scores, embeddings, and what blocks add are multiplied by, and logits divided by, or in some families
+multiplied; 0 stands for the usual."""
 TEMPERATURE: Final = "attention.temperature_scale"
 """`Temperature.scale`; its period is the context before YaRN."""
 NEXT: Final = "nextn_predict_layers"
@@ -294,6 +300,13 @@ QWEN3: Final = replace(
 
 HUNYUAN: Final = replace(QWEN3, name="hunyuan-dense", norms_turned=True, rope_divisors=FREQUENCIES)
 """Hunyuan, without experts."""
+
+MAINCODER: Final = replace(QWEN3, name="maincoder", norms_turned=True, rope="interleaved")
+
+PANGU: Final = replace(
+    QWEN2, name="pangu-embedded", qkv=LLAMA.qkv, attn_output=Spec("attn_output", ("dim", "mixed"), "must")
+)
+"""openPangu Embedded."""
 
 SECTIONS: Final = "rope.dimension_sections"
 """How many pairs of a head rotate by an image's rows, columns and time: for text all three are the position."""
@@ -412,12 +425,45 @@ NEMOTRON: Final = replace(
 )
 """Nemotron-Mini, Minitron and Nemotron 4."""
 
+JAIS2: Final = replace(NEMOTRON, name="jais2", attn_output=GPT2.attn_output, up=GPT2.up, down=GPT2.down)
+
+STABLELM: Final = replace(
+    INTERNLM2, name="stablelm", attn_norm=GPT2.attn_norm, ffn_norm=GPT2.ffn_norm, output_norm=GPT2.output_norm,
+    rope="halves", norm="layer",
+)  # fmt: skip
+"""StableLM 3B, Zephyr 3B and StableLM 2 1.6B; the one of 12 billion weights normalizes heads in a way of its own."""
+
+GPTNEOX: Final = replace(
+    STARCODER2, name="gptneox", qkv=FUSED_BIASED, parallel=True, parallel_by="use_parallel_residual"
+)
+"""GPT-NeoX and Pythia."""
+
+PHI2: Final = replace(
+    STARCODER2,
+    name="phi2",
+    qkv=FUSED_BIASED,
+    ffn_norm=GPT2.attn_norm,
+    parallel=True,
+    output=Spec("output", ("vocab", "dim"), "must"),
+)
+"""Phi-1, Phi-1.5 and Phi-2."""
+
+COMMAND_R: Final = replace(
+    INTERNLM2, name="command-r", ffn_norm=LLAMA.attn_norm, norm="layer", parallel=True, values=SCALES[3:],
+    logits_multiplied=True,
+)  # fmt: skip
+"""Command R, Aya 23 and Aya Expanse; Command R+ normalizes heads in a way of its own."""
+
+COHERE2: Final = replace(COMMAND_R, name="cohere2", needs=SCALES[3:], windows=Windows(4, 4096, only=True))
+"""Command R7B, Command A and Tiny Aya."""
+
 ARCHES: Final[Mapping[str, Arch]] = {
     arch.name: arch
     for arch in (
         *(LLAMA, MISTRAL3, MINICPM, GRANITE, SMOLLM3, INTERNLM2, ERNIE4_5, ARCEE),
         *(QWEN2, QWEN3, QWEN2_VL, QWEN3_VL, HUNYUAN, SEED_OSS, EXAONE, EXAONE4, PHI3, GLM4, CHATGLM),
-        *(OLMO2, GEMMA, GEMMA2, GEMMA3, GPT2, STARCODER2, NEMOTRON),
+        *(MAINCODER, PANGU, OLMO2, GEMMA, GEMMA2, GEMMA3, GPT2, STARCODER2, NEMOTRON, JAIS2, STABLELM, GPTNEOX, PHI2),
+        *(COMMAND_R, COHERE2),
     )
 }
 """By `general.architecture`."""
@@ -634,6 +680,8 @@ class Config:
         _refuse(get, arch)
         if arch.with_images is not None and file.metadata.get(f"{name}.{SECTIONS}"):
             arch = replace(arch, rope=arch.with_images)
+        if arch.parallel_by is not None and file.metadata.get(f"{name}.{arch.parallel_by}", True) is False:
+            arch = replace(arch, parallel=False)
         dim, heads = get.size(f"{name}.embedding_length"), get.size(f"{name}.attention.head_count")
         head_dim = get.size(f"{name}.attention.key_length", dim // heads)
         context, blocks = get.size(f"{name}.context_length"), get.size(f"{name}.block_count")
@@ -669,7 +717,7 @@ class Config:
             logit_cap=caps.get("final_logit_softcapping") or None,
             attention_scale=scales.get("attention.scale"),
             embedding_scale=(scales.get("embedding_scale") or 1.0) / residual,
-            logit_scale=1 / (scales.get("logit_scale") or 1.0),
+            logit_scale=(scales.get("logit_scale") or 1.0) ** (1 if arch.logits_multiplied else -1),
             temperature=_temperature(get, arch, context),
             ahead=ahead,
         )

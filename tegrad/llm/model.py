@@ -14,7 +14,7 @@ from tinygrad.dtype import DType
 from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.gguf import Gguf, Progress
-from tegrad.llm.network import Add, Attend, Gate, Project, Spec
+from tegrad.llm.network import Add, Attend, Gate, Inner, Project, Spec
 from tegrad.llm.rings import rows_of
 from tegrad.llm.rope import Rope
 from tegrad.llm.weights import Joined, LayerNorm, Loader, Matrix, Norm
@@ -155,19 +155,20 @@ class Model:
     def _block(self, at: int, x: Tensor, cache: Cache, start: UOp | int) -> Tensor:
         """The stream after a layer."""
         layer = self.layers[at]
-        made: list[Tensor] = []  # by the operation before
+        qkv: list[Tensor] = []
+        made: dict[Inner, Tensor] = {}
         for op in self.network.blocks[at]:
             match op:
                 case Project():
-                    made = layer.qkv.apply(x, layer.norm(op))
+                    qkv = layer.qkv.apply(x, layer.norm(op))
                 case Attend():
                     kept, turns = cache.layers[at], cache.turns.get(op.rope)
                     ring = kept.shape[1] < cache.positions
-                    made = [self._attention(op, layer, made, kept, turns, start, ring=ring)]
+                    made["mixed"] = self._attention(op, layer, qkv, kept, turns, start, ring=ring)
                 case Gate():
-                    made = [self._gated(op, layer, x).contiguous()]
+                    made["hidden"] = self._gated(op, layer, x).contiguous()
                 case Add():
-                    y = layer.matrices[op.matrix.name].apply(made[0])
+                    y = layer.matrices[op.matrix.name].apply(made[op.reads])
                     norm = layer.norm(op)
                     x = (x + (y if norm is None else norm.apply(y.contiguous()))).contiguous()
         return x

@@ -225,6 +225,7 @@ class Logits:
 
 Op: TypeAlias = Project | Attend | Gate | Add
 Block: TypeAlias = tuple[Op, ...]
+"""In a parallel one `Gate` stands before the first `Add`, so that it reads the stream that `Project` reads."""
 Reader: TypeAlias = Project | Gate | Logits
 """What reads the stream, each through a norm of its own, if any."""
 
@@ -251,8 +252,8 @@ class Network:
 
     @property
     def each_layer(self) -> tuple[Spec, ...]:
-        """The tensors of a layer."""
-        return tuple(spec for op in self.blocks[0] for spec in op.specs)
+        """The tensors of a layer, each once."""
+        return tuple(dict.fromkeys(spec for op in self.blocks[0] for spec in op.specs))
 
     @property
     def project(self) -> Project:
@@ -280,6 +281,11 @@ class Network:
         return self.logits.norm.kind == "layer"
 
     @property
+    def parallel(self) -> bool:
+        """Whether attention and feed-forward read the same stream."""
+        return isinstance(self.blocks[0][1], Gate)
+
+    @property
     def sets_apart(self) -> bool:
         """Whether a number of all that a block adds must be known before it is added in one launch: what norms it, or,
         for those that read the stream, its mean."""
@@ -288,6 +294,26 @@ class Network:
     def operations(self) -> Iterator[tuple[int, Op]]:
         """Every layer's operations with the layer, in order."""
         yield from ((layer, op) for layer, block in enumerate(self.blocks) for op in block)
+
+    def alike(self, layer: int, op: Reader) -> tuple[Reader, ...]:
+        """What reads the stream of an operation through the norm that it has, itself included, in order."""
+        if isinstance(op, Logits):
+            return (op,)
+        block = self.blocks[layer]
+        at = block.index(op)
+        first = max((here for here in range(at) if isinstance(block[here], Add)), default=0)
+        last = next((here for here in range(at, len(block)) if isinstance(block[here], Add)), len(block))
+        readers = (one for one in block[first:last] if isinstance(one, Project | Gate))
+        return tuple(one for one in readers if one.norm == op.norm)
+
+    def added_with(self, layer: int, op: Add) -> tuple[Add, ...]:
+        """Additions of a layer between which nothing reads the stream, this one among them, in order."""
+        found: tuple[Add, ...] = ()
+        for one in self.blocks[layer]:
+            if not isinstance(one, Add) and op in found:
+                break
+            found = (*found, one) if isinstance(one, Add) else ()
+        return found
 
     def writer(self, layer: int, op: Op | None) -> tuple[int, Add] | None:
         """What wrote the stream last before an operation of a layer, or before `Logits` (all layers, None), and its

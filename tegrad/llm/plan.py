@@ -204,12 +204,11 @@ class DecodePlan(Closing):
                 return [Named(op.role, at, self._add(op.role, matrix, source, *self._read_by(at, op)))]
 
     def _norm(self, at: int, reader: Reader) -> _GivenNorm:
-        """A reader's norm with its vectors, ones where there is no norm; the weight stands in for a bias that is not
-        there and not read."""
+        """A reader's norm with its vectors: ones where there is no norm, zeros where it has no bias."""
         if reader.norm is None:
             return _GivenNorm("none", self._ones, self._ones)
         found, name = self.model.vectors_of(at, reader), reader.norm.spec.name
-        return _GivenNorm(reader.norm.kind, found[name], found.get(f"{name}.bias", found[name]))
+        return _GivenNorm(reader.norm.kind, found[name], found.get(f"{name}.bias", self._zeros))
 
     def _product(
         self,
@@ -226,8 +225,11 @@ class DecodePlan(Closing):
         """A product of the normed residual stream; `readers` are the matrices that read what it writes."""
         matrices, norm, source = self.model.matrices_of(at, reader), self._norm(at, reader), self._x
         layer, before = at if at < self.config.layers else None, list[Named]()
-        if norm.kind == "layer" and self._reads_q(matrices):
-            before.append(Named("norm", layer, self._layer_norm(matrices, norm)))
+        alike = self._network.alike(at, reader)
+        readers_of_norm = [matrix for one in alike for matrix in self.model.matrices_of(at, one)]
+        if norm.kind == "layer" and self._reads_q(readers_of_norm):
+            if reader is alike[0]:
+                before.append(Named("norm", layer, self._layer_norm(readers_of_norm, norm)))
             source, norm = self._normed, norm._replace(kind="none")
         waiting, self._waiting = self._waiting, None
         product = Product(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.gguf import Gguf, TensorInfo
-from tegrad.llm.network import Add, Attend, Gate, Norm, Project, Spec
+from tegrad.llm.network import Add, Attend, Gate, Inner, Norm, Project, Spec
 from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS, Floats, attended, capped, unit
 
 
@@ -61,21 +61,23 @@ class Reference:
         x = embedding[np.asarray(tokens)] * np.float32(net.embed.scale)
         if net.embed.positions is not None:
             x = x + self.weights[tensor_name(net.embed.positions)][start : start + len(tokens)]
-        made: Floats = x  # by the operation before
+        qkv: Floats = x
+        made: dict[Inner, Floats] = {}
         for layer, op in net.operations():
             match op:
                 case Project():
                     normed = self._norm(x, op.norm, layer)
-                    made = np.concatenate([self._linear(normed, spec, layer) for spec in op.matrices], axis=1)
+                    qkv = np.concatenate([self._linear(normed, spec, layer) for spec in op.matrices], axis=1)
                 case Attend():
-                    made = self._attention(op, layer, made, past)
+                    made["mixed"] = self._attention(op, layer, qkv, past)
                 case Gate():
-                    made = self._gated(op, layer, self._norm(x, op.norm, layer))
+                    made["hidden"] = self._gated(op, layer, self._norm(x, op.norm, layer))
                 case Add():
-                    x = x + self._norm(self._linear(made, op.matrix, layer), op.norm, layer)
+                    x = x + self._norm(self._linear(made[op.reads], op.matrix, layer), op.norm, layer)
         past.count += len(tokens)
         output = self.weights.get(tensor_name(net.logits.matrix), embedding)
-        return capped(self._norm(x, net.logits.norm) @ output.T, net.logits.cap)
+        logits = self._biased(self._norm(x, net.logits.norm) @ output.T, net.logits.matrix, None)
+        return capped(logits, net.logits.cap)
 
     def _heads(self, x: Floats, norm: Spec | None, layer: int) -> Floats:
         """Queries or keys (tokens, ..., elements), normalized."""

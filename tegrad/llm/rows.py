@@ -67,6 +67,7 @@ class Rows(Closing):
             scratch, counters = scratch_bound(model.device)
             self._scratch, self._arrived = take(scratch), self._workspace.put(bytes(counters))
             self.turns = Turns(self._workspace, positions, model.divisors)
+            self._zeros = self._workspace.put(np.zeros(config.dim, np.float32))
 
     def close(self) -> None:
         """Free the rows. Closing twice is harmless."""
@@ -98,7 +99,7 @@ class Rows(Closing):
         return launches
 
     def _project(self, at: int, op: Project, tokens: int, chunk: Buffer) -> list[Launch]:
-        launches, first = [self.norm(at, op, tokens, chunk)], 0
+        launches, first = self._normed(at, op, tokens, chunk), 0
         for matrix in self.model.matrices_of(at, op):
             y = self.qkv.offset(4 * first, self.qkv.size - 4 * first)
             launches.append(self.product(matrix, self.normed, y, tokens, chunk, stride=self.qkv_rows))
@@ -108,10 +109,13 @@ class Rows(Closing):
     def _gated(self, at: int, op: Gate, tokens: int, chunk: Buffer) -> list[Launch]:
         first, *more = self.model.matrices_of(at, op)
         _check_gated([first.kind, *(up.kind for up in more)], biased=any(one.bias for one in (first, *more)))
-        norm = self.norm(at, op, tokens, chunk)
         product = self.product(first, self.normed, self._hidden, tokens, chunk, second=more[0] if more else None,
                                activation=op.activation, half_out=True)  # fmt: skip
-        return [norm, product]
+        return [*self._normed(at, op, tokens, chunk), product]
+
+    def _normed(self, at: int, op: Project | Gate, tokens: int, chunk: Buffer) -> list[Launch]:
+        """`normed` of x for an operation of a layer, unless one before it has made that."""
+        return [self.norm(at, op, tokens, chunk)] if op is self.network.alike(at, op)[0] else []
 
     def logits(self, y: Buffer, tokens: int, chunk: Buffer, *, last: Buffer | None = None) -> list[Launch]:
         """Logits of all rows; or of the last one alone, where `last` is a Chunk with a count of 1."""
@@ -132,8 +136,8 @@ class Rows(Closing):
         config, name = self.config, None if op.norm is None else op.norm.spec.name
         vectors = self.model.vectors_of(at, op)
         writer = self.network.writer(at, None if isinstance(op, Logits) else op)
-        weight = self.x if name is None else vectors[name]
-        buffers = [self.normed, self.x, weight, vectors.get(f"{name}.bias", weight), chunk]
+        weight = self._zeros if name is None else vectors[name]
+        buffers = [self.normed, self.x, weight, vectors.get(f"{name}.bias", self._zeros), chunk]
         defines: dict[str, Any] = {
             "COLUMNS": config.dim,
             "NORM": NORMS[op.norm.kind if op.norm else "none"],

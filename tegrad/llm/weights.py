@@ -119,11 +119,13 @@ class Loader:
     def norm(self, norm: network.Norm, layer: int | None = None) -> Norm | LayerNorm:
         """A norm of the residual stream."""
         spec, weight = norm.spec, self.head_norm(norm.spec, layer).weight
-        bias = self._join([self._bias(spec, layer, weight.shape[0])]) if norm.kind == "layer" else None
         if norm.scale != 1:
             weight = (weight * norm.scale).realize()
-            bias = None if bias is None else (bias * norm.scale).realize()
-        return Norm(weight, self.config.eps) if bias is None else LayerNorm(weight, bias, self.config.eps)
+        if norm.kind == "rms":
+            return Norm(weight, self.config.eps)
+        bias = self._join([self._bias(spec, layer, weight.shape[0])])
+        bias = weight.zeros_like() if bias is None else bias * norm.scale
+        return LayerNorm(weight, bias.contiguous().realize(), self.config.eps)
 
     def head_norm(self, spec: Spec, layer: int | None = None) -> Norm:
         """A root mean square norm."""

@@ -207,12 +207,50 @@ SHAPES = {
     "nemotron": Shape(arch="nemotron", eps=LARGE_EPS, vocab=369, rotated=32),
     "arcee": Shape(arch="arcee", eps=LARGE_EPS, vocab=371, rope_freqs=True, tied=True),
     "starcoder2": Shape(arch="starcoder2", eps=LARGE_EPS, vocab=367, tied=True),
+    "maincoder": Shape(arch="maincoder", eps=LARGE_EPS, vocab=375, tied=True),
+    "pangu": Shape(arch="pangu-embedded", eps=LARGE_EPS, ffn=768, vocab=377),
+    "jais2": Shape(arch="jais2", eps=LARGE_EPS, kv_heads=4, vocab=379),
+    "stablelm": Shape(arch="stablelm", eps=LARGE_EPS, vocab=381, rotated=16),
+    "gptneox": Shape(
+        arch="gptneox", eps=LARGE_EPS, kv_heads=4, vocab=383, rotated=16, extra={"gptneox.use_parallel_residual": True}
+    ),
+    "gptneox in sequence": Shape(
+        arch="gptneox", eps=LARGE_EPS, kv_heads=4, vocab=385, rotated=16, extra={"gptneox.use_parallel_residual": False}
+    ),
+    "phi2": Shape(arch="phi2", eps=LARGE_EPS, kv_heads=4, vocab=387, rotated=32),
+    "command-r": Shape(
+        arch="command-r",
+        eps=LARGE_EPS,
+        vocab=389,
+        tied=True,
+        extra={"command-r.logit_scale": 0.25, "command-r.rope.freq_base": 8e6, "command-r.rope.scaling.type": "none"},
+    ),
+    "cohere2": Shape(
+        arch="cohere2",
+        eps=LARGE_EPS,
+        heads=4,
+        kv_heads=1,
+        layers=5,
+        vocab=391,
+        tied=True,
+        extra={
+            "cohere2.logit_scale": 0.25,
+            "cohere2.rope.freq_base": 5e4,
+            "cohere2.rope.scaling.type": "none",
+            "cohere2.attention.sliding_window": 9,
+        },
+    ),
     "gpt2 untied": Shape(arch="gpt2", eps=LARGE_EPS, ffn=1024, kv_heads=4, vocab=313),
 }
 """Odd sizes, every family and every optional part of one."""
-BY_MEAN = ("gpt2", "starcoder2", "nemotron")
+COHERE = ("command-r", "cohere2")
+"""Families whose layer norms have no bias."""
+UNGATED = ("gpt2", "starcoder2", "nemotron", "arcee", "jais2", "gptneox", "phi2")
+BY_MEAN = ("gpt2", "starcoder2", "nemotron", "jais2", "gptneox", "phi2", "stablelm", *COHERE)
 """Families with layer norms."""
-HEAD_NORMS = ("qwen3", "qwen3vl", "hunyuan-dense", "gemma3", "exaone4")
+ONE_NORM = ("phi2", *COHERE)
+"""Families whose attention and feed-forward read the same normalized stream."""
+HEAD_NORMS = ("qwen3", "qwen3vl", "hunyuan-dense", "maincoder", "gemma3", "exaone4")
 """Families that normalize each head's query and key."""
 MIXED = {"attn_v": TYPE.Q6_K, "ffn_down": TYPE.Q6_K}
 """What a Q4_K_M file has in other formats: q, k and v are no longer one matrix."""
@@ -249,10 +287,10 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
             tensors[f"rope_factors_{length}.weight"] = rng.uniform(1, 8, shape.turned // 2).astype(np.float32)
     if shape.odd:
         tensors[shape.odd] = vector(shape.dim, 0)
-    by_mean, ungated = shape.arch in BY_MEAN, shape.arch in (*BY_MEAN, "arcee")
     llama, qkv = (*["attn"] * shape.bias, *["ffn_gate"] * shape.gate_bias), ("attn_q", "attn_k", "attn_v")
-    biased = {"llama": llama, "granite": llama, "gpt2": ("",), "starcoder2": ("",)}
-    biased |= dict.fromkeys(("qwen2", "qwen2vl", "seed_oss", "glm4", "chatglm"), qkv)
+    biased = {"llama": llama, "granite": llama, "pangu-embedded": ("attn",)}
+    biased |= dict.fromkeys(("qwen2", "qwen2vl", "seed_oss", "glm4", "chatglm", "stablelm"), qkv)
+    biased |= dict.fromkeys(("gpt2", "starcoder2", "jais2", "gptneox", "phi2"), ("",))
     for at in range(shape.layers):
         sizes = {
             "attn_q": (query, shape.dim, 2.0), "attn_k": (key, shape.dim, 2.0), "attn_v": (key, shape.dim, 1.0),
@@ -260,9 +298,9 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
             "ffn_up": (shape.ffn, shape.dim, 1.0), "ffn_down": (shape.dim, shape.ffn, 1.0),
         }  # fmt: skip
         matrices = {name: matrix(*size) for name, size in sizes.items()}
-        if shape.arch in ("gpt2", "phi3", "chatglm"):
+        if shape.arch in ("gpt2", "phi3", "chatglm", "gptneox", "phi2"):
             matrices["attn_qkv"] = np.concatenate([matrices.pop(f"attn_{part}") for part in "qkv"])
-        if ungated:
+        if shape.arch in UNGATED:
             del matrices["ffn_gate"]
         if shape.arch in ("phi3", "glm4", "chatglm"):
             matrices["ffn_up"] = np.concatenate([matrices.pop("ffn_gate"), matrices["ffn_up"]])
@@ -270,7 +308,8 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
             tensors[f"blk.{at}.{name}.weight"] = array
             if name.startswith(biased.get(shape.arch, ())):
                 tensors[f"blk.{at}.{name}.bias"] = vector(len(array), 0)
-        before = ("attn_norm", "post_attention_norm" if shape.arch == "seed_oss" else "ffn_norm")
+        second = "post_attention_norm" if shape.arch == "seed_oss" else "ffn_norm"
+        before = ("attn_norm", *[second] * (shape.arch not in ONE_NORM))
         for name in before if shape.arch not in ("olmo2", "exaone4") else ():
             tensors[f"blk.{at}.{name}.weight"] = vector(shape.dim, 1)
         after = shape.arch in ("gemma2", "gemma3", "olmo2", "exaone4", "glm4")
@@ -282,11 +321,10 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
             tensors[f"blk.{at}.{name}.weight"] = vector(shape.width, 1.5)
     if shape.arch == "gpt2":
         tensors["position_embd.weight"] = matrix(shape.context, shape.dim, 8.0)
-    if by_mean:
-        for name in [
-            "output_norm",
-            *(f"blk.{at}.{part}_norm" for at in range(shape.layers) for part in ("attn", "ffn")),
-        ]:
+    if shape.arch == "phi2":
+        tensors["output.bias"] = vector(shape.vocab, 0)
+    if shape.arch in BY_MEAN and shape.arch not in COHERE:
+        for name in [name.removesuffix(".weight") for name in tensors if name.endswith("_norm.weight")]:
             tensors[f"{name}.bias"] = vector(shape.dim, 0)
     return tensors
 
