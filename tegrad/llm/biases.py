@@ -37,22 +37,32 @@ class Biases:
     def of(self, at: int, op: Op | Logits) -> int:
         """The address of what is added to the rows of all matrices of a layer's operation, float32, or 0 for nothing.
 
-        UnsupportedModelError where the step does not add it.
+        Of operations that are added at once the last one has the sum. UnsupportedModelError where the step does not
+        add it.
         """
-        matrices, adds = self.model.matrices_of(at, op), isinstance(op, Add)
+        matrices = self.model.matrices_of(at, op)
         self._check(at, op, matrices)
+        if isinstance(op, Add):
+            return self._of_additions(at, op)
         constant = self._of_norm(at, op, matrices)
         if constant is None and all(matrix.bias is None for matrix in matrices):
             return 0
-        if constant is None and len(matrices) == 1 and not adds:
+        if constant is None and len(matrices) == 1:
             assert matrices[0].bias is not None
             return int(matrices[0].bias.va_addr)
         total = np.concatenate([self._own(matrix) for matrix in matrices])
         if constant is not None:
             total += constant
-        if adds:
-            total -= total.mean()
         return int(self._workspace.put(total).va_addr)
+
+    def _of_additions(self, at: int, op: Add) -> int:
+        """What is added at once with an addition, if it is the last of these, without its mean."""
+        adds = self.model.config.network.added_with(at, op)
+        matrices = [self.model.matrices_of(at, one)[0] for one in adds]
+        if op is not adds[-1] or all(matrix.bias is None for matrix in matrices):
+            return 0
+        total = sum(map(self._own, matrices), np.zeros(matrices[0].rows, np.float32))
+        return int(self._workspace.put(total - total.mean()).va_addr)
 
     def _check(self, at: int, op: Op | Logits, matrices: Sequence[PackedMatrix]) -> None:
         """Refuse a bias that the step does not add."""

@@ -212,7 +212,8 @@ class Persistent:
             made["ANGLE_TABLES"] = 1 + turns
         given = {
             "POST_NORMS": model.sets_apart, "BY_MEAN": model.by_mean, "UNNORMED": model.project.norm is None,
-            "UNGATED": model.gate.gate is None, "RINGS": any(one.rows for one in net.layers),
+            "UNGATED": model.gate.gate is None, "PARALLEL": model.parallel,
+            "RINGS": any(one.rows for one in net.layers),
         }  # fmt: skip
         made |= {name: 1 for name, there in given.items() if there}
         for name in Tuning.__dataclass_fields__:
@@ -416,20 +417,31 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
 
 def check_block(config: Config) -> None:
     """UnsupportedModelError where a model's block is not the one that the kernel runs: one of RMS norms, or of layer
-    norms without a gate, and rotated heads, alike in all layers but for windows and angles."""
+    norms without a bias where there is a gate, and rotated heads, alike in all layers but for windows and angles. Where
+    it is parallel, both that read the stream have the same layer norm."""
     net, turned = config.network, turning(config.network)
     alike = [replace(turned, rotation=op.rotation, rope=op.rope, window=op.window) for op in net.attends]
     widths = {op.rope.dim for op in net.attends if op.rotation != "none"}
     if alike != list(net.attends) or len(widths) > 1:
         raise UnsupportedModelError(f"the persistent step does not run {config.arch.name}: its layers differ")
     match net.blocks[0]:
-        case (Project() as project, Attend(), Add() as mixed, Gate() as gated, Add() as hidden):
+        case (Project() as project, Attend(), Add() as mixed, Gate() as gated, Add() as hidden) | (
+            Project() as project,
+            Gate() as gated,
+            Attend(),
+            Add() as mixed,
+            Add() as hidden,
+        ):
             before, after = ([_kind(op.norm) for op in ops] for ops in ((project, gated), (mixed, hidden)))
             fits = (mixed.reads, hidden.reads) == ("mixed", "hidden")
             if net.by_mean:
-                fits = fits and {*before} == {"layer"} and {*after} == {None} and gated.gate is None
-            else:
+                unbiased = gated.norm is not None and gated.norm.spec.bias == "none"
+                fits = fits and {*before} == {"layer"} and {*after} == {None} and (gated.gate is None or unbiased)
+                fits = fits and not (net.parallel and project.norm != gated.norm)
+            elif not net.parallel:
                 fits = fits and {*before, *after, _kind(net.logits.norm)} <= {"rms", None}
+            else:
+                fits = False
             fits = fits and before[0] == before[1] and after[0] == after[1]
             if fits and turned.rotation != "none" and net.embed.positions is None:
                 return

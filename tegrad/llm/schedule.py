@@ -2,10 +2,10 @@
 
 A step is a list of **stages** (embed; per layer: qkv, attend, out, gate and up, down; logits; sample). Where what a
 block adds is normed before, or those that read the stream subtract its mean, out and down set it apart and a stage
-after each joins it to the stream, which then has no mean. Each stage gives each CTA at most one **instruction**: the
-rows of matrices that it multiplies, the vector that it reads, the rows of the vector that it writes, and the writes of
-other CTAs that it waits for. Vectors travel in units of 8 elements, so that rows are dealt out in eights. Weights are
-streamed through a pipeline in the order of the instructions, tile by tile.
+after each, or in a parallel block after both, joins it to the stream, which then has no mean. Each stage gives each CTA
+at most one **instruction**: the rows of matrices that it multiplies, the vector that it reads, the rows of the vector
+that it writes, and the writes of other CTAs that it waits for. Vectors travel in units of 8 elements, so that rows are
+dealt out in eights. Weights are streamed through a pipeline in the order of the instructions, tile by tile.
 
 `build` makes a program, `validate` proves it: every instruction comes to run, every element that is read was written
 before by somebody who was waited for, is written once a version, and is not overwritten while anybody may still read
@@ -71,7 +71,8 @@ class Op(IntEnum):
     SAMPLE = 7
     """The step's token from the CTAs' largest logits; the state moves on."""
     APART = 8
-    """Products that their CTA keeps, as ADD's; it publishes the sum of their squares, or the sum of them."""
+    """Products that their CTA keeps, as ADD's; it publishes the sum of their squares, or the sum of them. One that does
+    not publish leaves them to the next, which adds its own."""
     JOIN = 9
     """What the CTA set apart, normed by all CTAs' sums of squares or without its mean, added to the residual stream."""
 
@@ -435,19 +436,19 @@ class _Builder:
 
     def product(
         self, op: Op, source: Vector, target: Vector, matrices: tuple[Matrix, ...], *,
-        first: int = 0, floats: bool = False, part: int = 0, parts: int = 1,
+        first: int = 0, floats: bool = False, part: int = 0, parts: int = 1, last: bool = True,
     ) -> None:  # fmt: skip
         """Rows of matrices below one another, or of gate and up side by side, dealt out to all CTAs.
 
-        Of logits, `part` of `parts` of the rows; only the last publishes. Rows of the residual stream are always dealt
-        alike: their CTA keeps them.
+        Of logits, `part` of `parts` of the rows; only the `last` publishes, as of products that are added at once. Rows
+        of the residual stream are always dealt alike: their CTA keeps them.
         """
         stage = len(self.stages)
         waits = (self.wait(Span(source, 0, matrices[0].columns)),)
         shape = tuple((matrix.kind, matrix.rows, matrix.columns) for matrix in matrices)
-        key = op, target, shape, first, part, parts
+        key = op, target, shape, first, part, parts, last
         if key not in self.shares:
-            self.shares[key] = self._shares(op, target, matrices, first, part, parts)
+            self.shares[key] = self._shares(op, target, matrices, first, part, parts, last)
         row = []
         for cta, (own, output) in enumerate(self.shares[key]):
             runs = tuple([Run(matrices[at], begin, segments) for at, begin, segments in own])
@@ -459,7 +460,7 @@ class _Builder:
         self.add(op, row, matrices, floats=floats)
 
     def _shares(
-        self, op: Op, target: Vector, matrices: tuple[Matrix, ...], first: int, part: int, parts: int
+        self, op: Op, target: Vector, matrices: tuple[Matrix, ...], first: int, part: int, parts: int, last: bool
     ) -> list[Share]:
         """Each CTA's share of a product: the same in all layers of one shape."""
         least = self.stream if op in (Op.ADD, Op.APART) else _together(*matrices)
@@ -475,7 +476,7 @@ class _Builder:
             own = tuple(run for side in sides for run in _runs(side, unit * UNIT, units * UNIT))
             output: Span | None = Span(target, first + unit * UNIT, units * UNIT)
             if op in (Op.LOGITS, Op.APART):
-                output = Span(target, cta, 1) if part == parts - 1 else None
+                output = Span(target, cta, 1) if last else None
             shares.append((own, output))
         return shares
 
@@ -502,8 +503,10 @@ class _Builder:
             case Add() if not self.network.model.sets_apart:
                 self.product(Op.ADD, SOURCE[op.reads], Vector.X, matrices, floats=self.floats())
             case Add():
-                self.product(Op.APART, SOURCE[op.reads], Vector.SQUARES, matrices)
-                self.stream_rows(Op.JOIN, (self.wait_all(Vector.SQUARES),), matrices)
+                last = op is self.network.model.added_with(layer, op)[-1]
+                self.product(Op.APART, SOURCE[op.reads], Vector.SQUARES, matrices, last=last)
+                if last:
+                    self.stream_rows(Op.JOIN, (self.wait_all(Vector.SQUARES),), matrices)
 
     def attend(self) -> None:
         net, config, layer, stage = self.network, self.network.config, self.layer, len(self.stages)
@@ -590,7 +593,8 @@ def build(network: Network, ctas: int, splits: int | None = None, head_groups: i
     most = -(-network.output.rows // (whole * ctas)) * whole
     turns = -(-most * pieces_per_row(network.output) // MOST_SUMS)
     for part in range(turns):
-        made.product(Op.LOGITS, Vector.X, Vector.TOP, (network.output,), part=part, parts=turns)
+        last = part == turns - 1
+        made.product(Op.LOGITS, Vector.X, Vector.TOP, (network.output,), part=part, parts=turns, last=last)
     made.sample()
     return Program(network, ctas, made.splits, tuple(made.stages), head_groups)
 
@@ -826,7 +830,13 @@ def _check_matrices(program: Program) -> None:
 
 
 def _check_rows(program: Program, ins: Instruction) -> None:
-    """The runs of an instruction have as many rows as it writes; those of a JOIN are its CTA's of the stage before."""
+    """The runs of an instruction have as many rows as it writes; those of a JOIN are its CTA's of the stage before, and
+    of what was left to that."""
+    if ins.op is Op.APART and ins.output is None:
+        rest = chain.from_iterable(stage.instructions for stage in program.stages[ins.stage + 1 :])
+        after = next((other for other in rest if other.cta == ins.cta and other.op in (Op.APART, Op.JOIN)), ins)
+        if after.op is not Op.APART or run_rows(after) != run_rows(ins):
+            raise ScheduleError(f"{ins} leaves rows that {after} does not add to its own")
     if ins.output is None or ins.op in (Op.EMBED, Op.ATTEND, Op.LOGITS, Op.APART):
         return
     of = program.stages[ins.stage - 1].instructions[ins.cta] if ins.op is Op.JOIN else ins
@@ -873,7 +883,7 @@ NO_OPERANDS: Final = (0,) * (9 + 3 * RUNS + 5)
 """All that follows the stage."""
 
 READS_FLOATS, WRITES_FLOATS, HANDS_ON = 1, 2, 4
-"""Bits of `flags`. A stage of logits that does not publish leaves its largest to the next one."""
+"""Bits of `flags`. A stage of logits that does not publish leaves its largest to the next one, of APART its rows."""
 
 
 @dataclass(frozen=True, slots=True)

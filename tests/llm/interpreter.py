@@ -219,7 +219,11 @@ class Interpreter:
             case Add() if ins.op is Op.APART:
                 first, count = run_rows(ins)
                 y = self._products(ins, SOURCE[does.reads]).astype(np.float32)
+                if self.model.added_with(ins.layer, does)[0] is not does:
+                    y = y + self.apart[first : first + count]
                 self.apart[first : first + count] = y
+                if ins.output is None:
+                    return
                 self.squares[ins.cta] = ins.stage, float((y.astype(np.float64) ** (1 + (does.norm is not None))).sum())
             case Add(norm=None):
                 mean = sum(own for _, own in self.squares.values()) / self.stream.size

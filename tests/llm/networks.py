@@ -56,7 +56,9 @@ class Shape:
     normed: bool = True
     """Whether layers norm what they read of the stream."""
     by_mean: bool = False
-    """Layer norms; then all products are biased."""
+    """Layer norms; then all products are biased, but those of a gate."""
+    parallel: bool = False
+    """Attention and feed-forward read the same stream through the same norm."""
     gated: bool = True
     whole_norms: bool = False
     window: int | None = None
@@ -81,6 +83,8 @@ class Shape:
             arch = replace(arch, attn_post_norm=GEMMA3.attn_post_norm, ffn_post_norm=GEMMA3.ffn_post_norm)
         if self.by_mean:
             arch = replace(arch, norm="layer")
+        if self.parallel:
+            arch = replace(arch, parallel=True, ffn_norm=arch.attn_norm)
         if not self.gated:
             arch = replace(arch, gate=None)
         if not self.normed:
@@ -153,7 +157,10 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
                     matrix(f"{spec.name}{at}", *map(config.size, spec.shape), kind) for spec in op.matrices
                 )
         sizes = {"qkv": wide + 2 * narrow} if s.bias or s.by_mean else {}
-        sizes |= {"gate": s.ffn, "output": s.dim, "down": s.dim} if s.by_mean else {}
+        if s.by_mean:  # of a parallel block's additions the last one has all that is added beside products
+            sizes["down"] = s.dim
+            sizes |= {} if s.parallel else {"output": s.dim}
+            sizes |= {} if s.gated else {"gate": s.ffn}
         own = {role: vector(size, -1, 1, role in ("output", "down")) for role, size in sizes.items()}
         (attend,) = (op for op in block if isinstance(op, Attend))
         within = attend.window is not None

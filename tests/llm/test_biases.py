@@ -72,6 +72,22 @@ def test_a_norms_bias_is_added_as_its_product_with_the_matrices_to_16_bits(
         space.close()
 
 
+@pytest.mark.board
+def test_of_products_that_are_added_at_once_the_last_has_all_that_is_added_to_them(opened: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf", SHAPES["phi2"], TYPE.F16)
+    found = tensors(path)
+    with PackedModel.load(path, "NV") as model:
+        space = Kept(opened)
+        biases, net = Biases(model, space), model.config.network
+        mixed, hidden = (op for op in net.blocks[1] if isinstance(op, Add))
+        assert net.added_with(1, mixed) == net.added_with(1, hidden) == (mixed, hidden)
+        assert biases.of(1, mixed) == 0
+        assert biases.of(1, hidden)
+        wanted = found["blk.1.attn_output.bias"] + found["blk.1.ffn_down.bias"]
+        np.testing.assert_allclose(space.last, wanted - wanted.mean(), atol=1e-5)
+        space.close()
+
+
 def test_what_is_no_number_goes_through_without_a_warning() -> None:
     x = np.ones(64, np.float32)
     x[3], x[40] = np.inf, np.nan

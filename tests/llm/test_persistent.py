@@ -232,6 +232,17 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
         Shape(512, 512, 4, 2, 64, 1, 72, F16, by_mean=True, gated=False, embedding_scale=7.5),
         3, 20, {"tuning": replace(SMALL, epoch_flags=0)},
     ),
+    # attention and feed-forward beside each other, with a gate and without
+    "cohere": (
+        Shape(
+            512, 768, 4, 2, 64, 3, 264, Q4_K, down_kind=Q6_K, by_mean=True, parallel=True, unturned=3, positions=200,
+            window=50,
+        ), 5, 150, {"shares": 2},
+    ),
+    "phi2": (
+        Shape(512, 1024, 4, 4, 64, 2, 72, F16, halves=True, by_mean=True, parallel=True, gated=False), 5, 40,
+        {"tuning": replace(SMALL, epoch_flags=0)},
+    ),
     "ungated": (Shape(768, 1536, 4, 2, 64, 1, 264, Q8_0, gated=False), 6, 20, {}),
     # no norm before blocks; queries and keys normed whole
     "olmo": (
@@ -298,6 +309,9 @@ def test_every_stage_publishes_what_its_interpreter_does(operands: Operands, nam
         pytest.param(SHAPES["starcoder2"], TYPE.F16, {}, False, id="starcoder2 F16", marks=pytest.mark.long),
         pytest.param(SHAPES["nemotron"], TYPE.Q8_0, {}, True, id="nemotron Q8_0", marks=pytest.mark.long),
         pytest.param(SHAPES["arcee"], TYPE.Q6_K, {}, False, id="arcee Q6_K", marks=pytest.mark.long),
+        pytest.param(SHAPES["cohere2"], TYPE.Q4_K, {}, False, id="cohere2 Q4_K"),
+        pytest.param(SHAPES["phi2"], TYPE.Q8_0, {}, False, id="phi2 Q8_0", marks=pytest.mark.long),
+        pytest.param(SHAPES["command-r"], TYPE.F16, {}, True, id="command-r F16", marks=pytest.mark.long),
         pytest.param(SHAPES["chatglm"], TYPE.Q4_0, {}, False, id="chatglm Q4_0", marks=pytest.mark.long),
         pytest.param(SHAPES["gemma"], TYPE.Q4_K, {}, False, id="gemma Q4_K", marks=pytest.mark.long),
         pytest.param(SHAPES["minicpm"], TYPE.Q8_0, {}, False, id="minicpm Q8_0", marks=pytest.mark.long),
@@ -364,6 +378,8 @@ def test_a_proof_is_made_once_and_only_for_what_was_proved(tmp_path: Path, monke
 def test_what_the_kernel_has_no_word_for_is_refused_by_name(opened: Any, tmp_path: Path) -> None:
     for name, said in (
         ("gpt2", "does not run gpt2: its norm, gate or positions differ"),
+        ("stablelm", "does not run stablelm: its norm, gate or positions differ"),
+        ("gptneox", "does not run gptneox: its norm, gate or positions differ"),
         ("grouped", "attn_output has a bias"),
     ):
         path, states = write(tmp_path / f"{name}.gguf", SHAPES[name], TYPE.F16), States(opened)

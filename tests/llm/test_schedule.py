@@ -218,6 +218,42 @@ def test_the_proof_names_a_mistake_where_norms_stand_after_blocks(
         validate(mutant(joining))
 
 
+@pytest.fixture(scope="module")
+def beside() -> Program:
+    """With attention and feed-forward beside each other."""
+    return build(make(Shape(by_mean=True, parallel=True)).network, 6)
+
+
+def leave_to_another(program: Program) -> Program:
+    a, b = find(program, Op.APART, 0), find(program, Op.APART, 1)
+    return program.replaced(a._replace(runs=b.runs), b._replace(runs=a.runs))
+
+
+def leave_to_nobody(program: Program) -> Program:
+    """Of the last layer's two products that are added at once the second is not there."""
+    *_, last = (stage for stage in program.stages if stage.op is Op.APART)
+    stages = list(program.stages)
+    stages[last.instructions[0].stage] = replace(
+        last, instructions=tuple(Instruction(Op.NOTHING, ins.stage, ins.cta, ins.layer) for ins in last.instructions)
+    )
+    return replace(program, stages=tuple(stages))
+
+
+ADDITIONS = {
+    leave_to_another: r"APART of layer 0\) on CTA 0 leaves rows that .*APART of layer 0\) on CTA 0 does not add",
+    leave_to_nobody: r"JOIN of layer 1\) on CTA 0 waits for SQUARES\[0:6\] of stage 11, where it is not written",
+}
+
+
+@pytest.mark.parametrize("mutant", ADDITIONS, ids=lambda mutant: mutant.__name__)
+def test_the_proof_names_a_mistake_where_two_products_are_added_at_once(
+    beside: Program, mutant: Callable[[Program], Program]
+) -> None:
+    assert len(validate(beside)) == len(beside.stages) * beside.ctas
+    with pytest.raises(ScheduleError, match=ADDITIONS[mutant]):
+        validate(mutant(beside))
+
+
 def test_a_proof_for_one_split_of_attention_and_for_the_most_is_one_for_every_number() -> None:
     program = build(make(Shape(layers=1)).network, 14)
     assert program.splits == 7
@@ -259,8 +295,14 @@ def orders(program: Program, count: int) -> Iterator[list[Instruction]]:
 
 @pytest.mark.parametrize(
     "shape",
-    [Shape(), Shape(kind=F16), Shape(post_norms=True, window=2), Shape(by_mean=True, gated=False)],
-    ids=["quantized", "floats", "norms after blocks", "layer norms"],
+    [
+        Shape(),
+        Shape(kind=F16),
+        Shape(post_norms=True, window=2),
+        Shape(by_mean=True, gated=False),
+        Shape(by_mean=True, parallel=True),
+    ],
+    ids=["quantized", "floats", "norms after blocks", "layer norms", "parallel"],
 )
 def test_every_order_that_the_waits_allow_makes_the_same_step(shape: Shape) -> None:
     made = make(shape)
@@ -301,7 +343,7 @@ def float_step(made: object, token: int) -> np.ndarray:
         value = (np.concatenate([matrix @ y for matrix in qkv]) + biases[0])[-shape.kv_heads * shape.head_dim :]
         mixed = np.repeat(value.reshape(shape.kv_heads, -1), shape.heads // shape.kv_heads, axis=0).reshape(-1)
         x = x + after(at, "post_attention_norm", output @ mixed + biases[1])
-        y = normed(x, w.vectors[at]["ffn_norm"])
+        y = y if shape.parallel else normed(x, w.vectors[at]["ffn_norm"])
         gate, *up = (matrix @ y for matrix in sides)
         gate = gate + biases[2]
         hidden = gate / (1 + np.exp(-gate)) * (up[0] if up else 1)
@@ -317,8 +359,10 @@ def float_step(made: object, token: int) -> np.ndarray:
         (Shape(kind=F16, post_norms=True), 2e-3),
         (Shape(kind=F16, by_mean=True, gated=False), 2e-3),
         (Shape(kind=F16, gated=False), 2e-3),
+        (Shape(kind=F16, by_mean=True, parallel=True), 2e-3),
+        (Shape(kind=F16, by_mean=True, parallel=True, gated=False), 2e-3),
     ],
-    ids=["quantized", "floats", "norms after blocks", "layer norms", "no gate"],
+    ids=["quantized", "floats", "norms after blocks", "layer norms", "no gate", "parallel", "parallel, no gate"],
 )
 def test_the_interpreter_of_a_step_computes_the_network(shape: Shape, error: float) -> None:
     made = make(shape)

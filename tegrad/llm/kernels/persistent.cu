@@ -26,7 +26,8 @@
 // residual stream of a CTA at most), SPLIT_SETS (1: two CTAs may write halves of 16 elements), SUMS (row sums of an
 // instruction at most), POST_NORMS (1: APART and JOIN instead of ADD), BY_MEAN (1: not for norms after blocks, but to
 // add without its mean what blocks add, which layer norms would subtract), UNNORMED (1: layers read the stream as it
-// is), UNGATED (1: GATE's rows are activation(up) and have a bias),
+// is), UNGATED (1: GATE's rows are activation(up) and have a bias), PARALLEL (1: of two APARTs the first only keeps its
+// rows, and the second adds its own to them),
 // LOGIT_CAP (logits become LOGIT_CAP * tanh(logit / LOGIT_CAP)), ANGLE_TABLES (of how many ropes), FIXED (1: the
 // segments of a warp all meet the same activations), NARROW (1: packed rows may be a multiple of 64 only, else they are
 // of 256), SHARED; what may be tuned: CONSUMERS, EPILOGUE, PIPELINE_STAGES (at most), POLLED (sets of 16, of two
@@ -56,6 +57,9 @@
 #endif
 #ifndef BY_MEAN
 #define BY_MEAN 0
+#endif
+#ifndef PARALLEL
+#define PARALLEL 0
 #endif
 #ifndef UNGATED
 #define UNGATED 0
@@ -780,16 +784,19 @@ struct Epilogue {
     }
 
 #if POST_NORMS
-    // Keeps a product's rows, and hands on the sum of their squares, or of them.
+    // Keeps a product's rows, with those of the one before where this is the last that is added, and then hands on the
+    // sum of their squares, or of them.
     __device__ __forceinline__ void set_apart(unsigned sums, int pieces, int rows, unsigned char *to, unsigned epoch,
-                                              int parity) const {
+                                              int parity, bool last) const {
         float squares = 0;
 #pragma unroll 1
         for (int at = thread; at < rows; at += EPILOGUE_THREADS) {
-            const float value = row_sum(sums + 4 * at * pieces, pieces);
+            float value = row_sum(sums + 4 * at * pieces, pieces);
+            if (PARALLEL && last) value += work.apart[at];
             work.apart[at] = value;
             squares += BY_MEAN ? value : value * value;
         }
+        if (PARALLEL && !last) return;
         if (rows > 32) {
             squares = total(squares, parity);
         } else {  // all are the first warp's
@@ -1043,7 +1050,8 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
         } else if (op == APART) {
             barrier_sync<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
             timestamp(timestamps, work, stage, 2, thread);
-            epilogue.set_apart(shared_address(work.sums), pieces, rows, target, epoch, parity);
+            epilogue.set_apart(shared_address(work.sums), pieces, rows, target, epoch, parity, hands_on);
+            if (PARALLEL && !hands_on) continue;
 #endif
         } else {
             // A row in each lane, 16 of them in 16 neighbouring lanes.
