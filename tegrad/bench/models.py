@@ -312,13 +312,36 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
         "nemotron", 256000, 3072, 9216, 32, 24, 8, 128, 4096, 1, tied=False, pieces="spm",
         own={"rope.dimension_count": 64, "rope.freq_base": 10000.0},
     ),
+    "tiny-aya": ModelShape(
+        "cohere2", 262144, 2048, 11008, 36, 16, 4, 128, 500000, 262000, pieces="tiny_aya",
+        own={
+            "rope.dimension_count": 128, "rope.freq_base": 50000.0, "rope.scaling.type": "none", "logit_scale": 1.0,
+            "attention.sliding_window": 4096,
+        },
+    ),
+    "command-r7b": ModelShape(
+        "cohere2", 256000, 4096, 14336, 32, 32, 8, 128, 8192, 255000, pieces="command-r",
+        own={
+            "rope.dimension_count": 128, "rope.freq_base": 50000.0, "rope.scaling.type": "none", "logit_scale": 0.25,
+            "attention.sliding_window": 4096,
+        },
+    ),
+    "phi2": ModelShape(
+        "phi2", 51200, 2560, 10240, 32, 32, 32, 80, 2048, 50256, tied=False, pieces="phi-2",
+        own={"rope.dimension_count": 32},
+    ),
+    "stablelm-3b": ModelShape(
+        "stablelm", 50304, 2560, 6912, 32, 32, 32, 80, 4096, 50254, tied=False, pieces="gpt-2",
+        own={"rope.dimension_count": 20},
+    ),
     "afm-4.5b": ModelShape("arcee", 128004, 2560, 18432, 36, 20, 4, 128, 65536, 128000, tied=False, base=1e4),
     "gpt2": ModelShape("gpt2", 50257, 768, 3072, 12, 12, 12, 64, 1024, 50256, pieces="gpt-2"),
 }
 # fmt: on
 """Llama 3.2 1B and 3B, Llama 3.1 8B, Mistral 7B v0.3, Qwen 2.5 and 3, Gemma 2 and 3 (text), Phi-4-mini, SmolLM3,
 Granite 3.1, OLMo 2, Ministral 3 (text), Gemma, MiniCPM, InternLM 2.5, ERNIE 4.5, Qwen 2.5 VL and 3 VL (text), Hunyuan,
-Seed-OSS, EXAONE 3.5 and 4, GLM-4, StarCoder 2, Nemotron-Mini, AFM and GPT-2 124M: from their config.json."""
+Seed-OSS, EXAONE 3.5 and 4, GLM-4, StarCoder 2, Nemotron-Mini, Tiny Aya, Command R7B, Phi-2, StableLM 3B, AFM and GPT-2
+124M: from their config.json."""
 
 
 def short(kind: BlockType) -> str:

@@ -47,20 +47,34 @@ PUBLISHED = {
     "glm4-9b-2024": 9_399_951_360,
     "starcoder2-3b": 3_030_371_328,
     "nemotron-mini-4b": 4_190_509_056,
+    "tiny-aya": 3_349_227_520,
+    "command-r7b": 8_028_033_024,
+    "phi2": 2_779_683_840,
+    "stablelm-3b": 2_795_443_200,
     "afm-4.5b": 4_619_184_640,
     "gpt2": 124_439_808,
 }
 """Parameters, as the models' own pages count them."""
 
-ROTATED = {"phi4-mini": 48, "glm4-9b": 32, "glm4-9b-2024": 32, "starcoder2-3b": 64, "nemotron-mini-4b": 32}
+ROTATED = {
+    "phi4-mini": 48,
+    "glm4-9b": 32,
+    "glm4-9b-2024": 32,
+    "starcoder2-3b": 64,
+    "nemotron-mini-4b": 32,
+    "tiny-aya": 64,
+    "command-r7b": 64,
+}
 SMALL = {
     name: replace(
         shape,
         dim=256,
         ffn=512,
-        layers={"gemma3": 6, "smollm3": 4}.get(shape.arch, 2),  # llama.cpp wants one that attends to everything
+        layers={"gemma3": 6, "smollm3": 4, "cohere2": 4}.get(
+            shape.arch, 2
+        ),  # llama.cpp wants one that attends to everything
         heads=4,
-        kv_heads=4 if name == "gpt2" else 2,
+        kv_heads=4 if name in ("gpt2", "phi2") else 2,
         head_dim=64,
         vocab=600,
         specials=min(shape.specials, 590),
@@ -104,6 +118,7 @@ def test_weights_have_the_deviation_that_keeps_a_products_size(kind: str) -> Non
         *(("qwen2.5-vl-3b", "q4k"), ("qwen3-vl-2b", "q6k"), ("seed-oss-36b", "q5k"), ("exaone3.5-2.4b", "q4k")),
         *(("exaone4-1.2b", "q4k"), ("glm4-9b", "q4km"), ("glm4-9b-2024", "q4k"), ("starcoder2-3b", "q8_0")),
         *(("nemotron-mini-4b", "q4k"), ("afm-4.5b", "q4k"), ("hunyuan-1.8b", "q4k")),
+        *(("tiny-aya", "q4km"), ("command-r7b", "q6k"), ("phi2", "q4km"), ("stablelm-3b", "q4k")),
     ],
 )
 def test_a_small_one_runs_in_llama_cpp_and_in_ours(
