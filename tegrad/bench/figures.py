@@ -396,6 +396,8 @@ TARGETS: Final[Mapping[str, Target]] = {
         Target("decode-gemma3-4b-q4km", "decode", "gemma3-4b-q4km", _TWO_AND_A_HALF),
         Target("decode-phi4-mini-q4km", "decode", "phi4-mini-q4km", _TWO_AND_A_HALF),
         Target("decode-smollm3-3b-q4km", "decode", "smollm3-3b-q4km", _TWO_AND_A_HALF),
+        Target("decode-tiny-aya-q4km", "decode", "tiny-aya-q4km", _TWO_AND_A_HALF),
+        Target("decode-command-r7b-q4km", "decode", "command-r7b-q4km", _TWO_AND_A_HALF),
         Target("decode-1b-q4_1", "decode", "1b-q4_1", _TWO_AND_A_HALF),
         Target("decode-1b-q5_0", "decode", "1b-q5_0", _TWO_AND_A_HALF),
         Target("decode-1b-q3km", "decode", "1b-q3km", _TWO_AND_A_HALF),

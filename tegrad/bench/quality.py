@@ -57,14 +57,18 @@ _SHAPES: Final[Mapping[str, tuple[str, ...]]] = {
         *("1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-1.7b", "gemma-2b", "qwen2.5-vl-3b"),
         *("exaone4-1.2b", "glm4-9b-2024", "nemotron-mini-4b", "afm-4.5b", "hunyuan-1.8b"),
     ),
-    "q4km": ("gemma3-1b", "phi4-mini", "exaone3.5-7.8b", "internlm2.5-1.8b", "seed-oss-36b", "glm4-9b"),
+    "q4km": (
+        *("gemma3-1b", "phi4-mini", "exaone3.5-7.8b", "internlm2.5-1.8b", "seed-oss-36b", "glm4-9b"),
+        *("tiny-aya", "phi2"),
+    ),
     "q5_0": ("1b", "gemma3-1b", "seed-oss-36b", "glm4-9b-2024"),
     "q5_1": ("1b", "phi4-mini"),
-    "q5k": ("1b", "smollm3-3b", "internlm2.5-1.8b"),
-    "q6k": ("1b", "gemma2-2b", "ministral3-3b", "minicpm-2b", "qwen3-vl-2b", "glm4-9b"),
+    "q5k": ("1b", "smollm3-3b", "internlm2.5-1.8b", "stablelm-3b"),
+    "q6k": ("1b", "gemma2-2b", "ministral3-3b", "minicpm-2b", "qwen3-vl-2b", "glm4-9b", "command-r7b"),
     "q8_0": (
         *("1b", "qwen3-0.6b", "olmo2-1b", "gemma-2b", "ernie4.5-0.3b", "qwen3-vl-2b", "exaone4-1.2b"),
         *("exaone3.5-7.8b", "starcoder2-3b", "nemotron-mini-4b", "afm-4.5b", "hunyuan-1.8b"),
+        *("phi2", "stablelm-3b"),
     ),
     "iq4_nl": ("1b", "smollm3-3b"),
     "iq4_xs": ("1b", "olmo2-1b"),
@@ -163,10 +167,12 @@ PROMPT_TOKENS: Final = 512
 
 def small(shape: models.ModelShape) -> models.ModelShape:
     """The family of a shape, small enough for the board."""
-    heads, layers = 512 // shape.head_dim, {"gemma3": 6, "smollm3": 4}.get(shape.arch, 3)
+    head_dim = shape.head_dim if 512 % shape.head_dim == 0 else 64
+    heads, layers = 512 // head_dim, {"gemma3": 6, "smollm3": 4, "cohere2": 4}.get(shape.arch, 3)
     return replace(
-        shape, dim=512, ffn=1024, layers=layers, heads=heads, kv_heads=heads if shape.kv_heads == shape.heads else 2,
-        vocab=1024, specials=min(shape.specials, 1000), context=2048,
+        shape, dim=512, head_dim=head_dim, ffn=1024, layers=layers, heads=heads,
+        kv_heads=heads if shape.kv_heads == shape.heads else 2, vocab=1024, specials=min(shape.specials, 1000),
+        context=2048,
     )  # fmt: skip
 
 

@@ -182,7 +182,7 @@ class Arch:
         mixed = Add(self.attn_output, "mixed", norm(self.attn_post_norm))
         gate = Gate(norm(self.ffn_norm), self.gate, self.up, self.activation)
         hidden = Add(self.down, "hidden", norm(self.ffn_post_norm))
-        return (project, gate, attend, mixed, hidden) if self.parallel else (project, attend, mixed, gate, hidden)
+        return (project, gate, attend, hidden, mixed) if self.parallel else (project, attend, mixed, gate, hidden)
 
 
 SCALES: Final = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")

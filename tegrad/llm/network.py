@@ -225,7 +225,8 @@ class Logits:
 
 Op: TypeAlias = Project | Attend | Gate | Add
 Block: TypeAlias = tuple[Op, ...]
-"""In a parallel one `Gate` stands before the first `Add`, so that it reads the stream that `Project` reads."""
+"""In a parallel one `Gate` stands before the first `Add`, so that it reads the stream that `Project` reads; attention
+and additions stand where what they read has had time to come."""
 Reader: TypeAlias = Project | Gate | Logits
 """What reads the stream, each through a norm of its own, if any."""
 

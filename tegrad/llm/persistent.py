@@ -424,30 +424,27 @@ def check_block(config: Config) -> None:
     widths = {op.rope.dim for op in net.attends if op.rotation != "none"}
     if alike != list(net.attends) or len(widths) > 1:
         raise UnsupportedModelError(f"the persistent step does not run {config.arch.name}: its layers differ")
-    match net.blocks[0]:
-        case (Project() as project, Attend(), Add() as mixed, Gate() as gated, Add() as hidden) | (
-            Project() as project,
-            Gate() as gated,
-            Attend(),
-            Add() as mixed,
-            Add() as hidden,
-        ):
-            before, after = ([_kind(op.norm) for op in ops] for ops in ((project, gated), (mixed, hidden)))
-            fits = (mixed.reads, hidden.reads) == ("mixed", "hidden")
-            if net.by_mean:
-                unbiased = gated.norm is not None and gated.norm.spec.bias == "none"
-                fits = fits and {*before} == {"layer"} and {*after} == {None} and (gated.gate is None or unbiased)
-                fits = fits and not (net.parallel and project.norm != gated.norm)
-            elif not net.parallel:
-                fits = fits and {*before, *after, _kind(net.logits.norm)} <= {"rms", None}
-            else:
-                fits = False
-            fits = fits and before[0] == before[1] and after[0] == after[1]
-            if fits and turned.rotation != "none" and net.embed.positions is None:
-                return
+    if turned.rotation != "none" and net.embed.positions is None and _known_block(net):
+        return
     raise UnsupportedModelError(
         f"the persistent step does not run {config.arch.name}: its norm, gate or positions differ"
     )
+
+
+def _known_block(net: Operations) -> bool:
+    """Whether the kernel runs the block's operations in their order, with the norms that they have."""
+    match net.blocks[0]:
+        case (Project() as project, Attend(), Add(reads="mixed") as first, Gate() as gated, Add() as last):
+            alike = _kind(project.norm) == _kind(gated.norm) and _kind(first.norm) == _kind(last.norm)
+        case (Project() as project, Gate() as gated, Attend(), Add(reads="hidden") as first, Add() as last):
+            alike = net.by_mean and project.norm == gated.norm
+        case _:
+            return False
+    after = {_kind(first.norm), _kind(last.norm)}
+    if not net.by_mean:
+        return alike and {*after, _kind(project.norm), _kind(net.logits.norm)} <= {"rms", None}
+    biased = gated.norm is None or gated.norm.spec.bias != "none"
+    return alike and after == {None} and _kind(project.norm) == "layer" and not (biased and gated.gate)
 
 
 def _kind(norm: Norm | None) -> NormKind | None:

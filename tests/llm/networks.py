@@ -158,8 +158,8 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
                 )
         sizes = {"qkv": wide + 2 * narrow} if s.bias or s.by_mean else {}
         if s.by_mean:  # of a parallel block's additions the last one has all that is added beside products
-            sizes["down"] = s.dim
-            sizes |= {} if s.parallel else {"output": s.dim}
+            sizes["output"] = s.dim
+            sizes |= {} if s.parallel else {"down": s.dim}
             sizes |= {} if s.gated else {"gate": s.ffn}
         own = {role: vector(size, -1, 1, role in ("output", "down")) for role, size in sizes.items()}
         (attend,) = (op for op in block if isinstance(op, Attend))

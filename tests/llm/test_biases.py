@@ -79,10 +79,10 @@ def test_of_products_that_are_added_at_once_the_last_has_all_that_is_added_to_th
     with PackedModel.load(path, "NV") as model:
         space = Kept(opened)
         biases, net = Biases(model, space), model.config.network
-        mixed, hidden = (op for op in net.blocks[1] if isinstance(op, Add))
-        assert net.added_with(1, mixed) == net.added_with(1, hidden) == (mixed, hidden)
-        assert biases.of(1, mixed) == 0
-        assert biases.of(1, hidden)
+        hidden, mixed = (op for op in net.blocks[1] if isinstance(op, Add))
+        assert net.added_with(1, hidden) == net.added_with(1, mixed) == (hidden, mixed)
+        assert biases.of(1, hidden) == 0
+        assert biases.of(1, mixed)
         wanted = found["blk.1.attn_output.bias"] + found["blk.1.ffn_down.bias"]
         np.testing.assert_allclose(space.last, wanted - wanted.mean(), atol=1e-5)
         space.close()
