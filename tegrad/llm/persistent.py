@@ -96,6 +96,9 @@ class Tuning:
     attention_pipeline: int = 0
     """1: keys and values come through the pipeline, ahead of their turn; 2: tensor cores attend, where they can; 0:
     each lane loads its own when their turn comes."""
+    spared: int = 144 << 10
+    """Bytes of gate and up that a CTA streams less where it attends to a short context beside them: what the others
+    stream meanwhile. Of parallel blocks only."""
     evict_first: int = 1
     """Weights leave L2 first, so that what passes between CTAs stays there; of bulk copies only."""
     replicas: int = 8
@@ -360,7 +363,7 @@ class PersistentPlan(Closing):
             kinds = (matrix.kind for matrix in made.matrices())
             rings = any(layer.rows for layer in made.layers)
             tuning = Tuning.suited(kinds, positions, q8=cache.q8, head_dim=config.head_dim, rings=rings)
-        program = build(made, ctas, head_groups=tuning.head_groups)
+        program = build(made, ctas, head_groups=tuning.head_groups, spared=tuning.spared)
         self.kernel = Persistent(
             program, self.device.arch, cache.positions, cache.q8, timestamps=timestamps, tuning=tuning
         )

@@ -329,16 +329,17 @@ def check(matrix: Matrix, last: bool = False) -> None:
         )
 
 
-def deal(units: int, ctas: int, least: int = 1) -> list[tuple[int, int]]:
+def deal(units: int, ctas: int, least: int = 1, busy: int = 0, spared: int = 0) -> list[tuple[int, int]]:
     """First unit and number of units of each CTA, as even as can be; in pairs where that costs nothing.
 
     A pair of units is 16 elements, which have one scale where one CTA has both. `least` units stay together, of which
-    there are whole ones.
+    there are whole ones. The first `busy` CTAs get about `spared` units less than the others.
     """
     step = 2 if units % 2 == 0 and 2 * -(-units // (2 * ctas)) == -(-units // ctas) else 1
     step = max(step, least)
-    whole, rest = divmod(units // step, ctas)
-    counts = [step * (whole + (cta < rest)) for cta in range(ctas)]
+    spared = min(spared, units // ctas) // step if busy else 0
+    whole, rest = divmod(units // step + busy * spared, ctas)
+    counts = [step * (whole + (cta < rest) - spared * (cta < busy)) for cta in range(ctas)]
     firsts = np.cumsum([0, *counts[:-1]]).tolist()
     return list(zip(firsts, counts, strict=True))
 
@@ -396,8 +397,9 @@ Share: TypeAlias = tuple[tuple[tuple[int, int, int], ...], Span | None]
 
 
 class _Builder:
-    def __init__(self, network: Network, ctas: int, splits: int, head_groups: int) -> None:
+    def __init__(self, network: Network, ctas: int, splits: int, head_groups: int, spared: int) -> None:
         self.network, self.ctas, self.splits, self.head_groups = network, ctas, splits, head_groups
+        self.spared = spared if network.model.parallel else 0
         self.stages: list[Stage] = []
         adds = (network.matrices_of(at, op) for at, op in network.model.operations() if isinstance(op, Add))
         self.stream = _together(*chain.from_iterable(adds))
@@ -470,7 +472,13 @@ class _Builder:
         groups = -(-rows // (UNIT * least))
         begin, end = (groups * at // parts * least for at in (part, part + 1))
         shares: list[Share] = []
-        dealt = deal_kinds(matrices, self.ctas) if op is Op.PROJECT else deal(end - begin, self.ctas, least)
+        busy, spared = 0, 0
+        if op is Op.GATE:
+            busy = self.network.config.kv_heads * self.head_groups
+            spared = self.spared // sum(UNIT * one.columns * one.kind.segment_bytes // SEGMENT for one in matrices)
+        dealt = (
+            deal_kinds(matrices, self.ctas) if op is Op.PROJECT else deal(end - begin, self.ctas, least, busy, spared)
+        )
         for cta, (at, units) in enumerate(dealt):
             unit = begin + at
             own = tuple(run for side in sides for run in _runs(side, unit * UNIT, units * UNIT))
@@ -564,11 +572,12 @@ def _plain(*matrices: Matrix) -> bool:
     return plain.pop()
 
 
-def build(network: Network, ctas: int, splits: int | None = None, head_groups: int = 1) -> Program:
+def build(network: Network, ctas: int, splits: int | None = None, head_groups: int = 1, spared: int = 0) -> Program:
     """The program of a step for so many CTAs; UnsupportedModelError where the kernel cannot run the network.
 
     Attention is cut into `head_groups` of each KV head's query heads, or the fewest that can be, and `splits` of the
-    positions, at most; into as many as there are CTAs for unless given.
+    positions, at most; into as many as there are CTAs for unless given. CTAs that attend to a short context stream
+    about `spared` bytes less of a parallel block's gate and up.
     """
     config = network.config
     for matrix in network.matrices():
@@ -584,7 +593,7 @@ def build(network: Network, ctas: int, splits: int | None = None, head_groups: i
         raise UnsupportedModelError(f"{config.kv_heads * fewest} groups of heads need as many CTAs, there are {ctas}")
     head_groups = max((at for at in more if at <= head_groups and config.kv_heads * at <= ctas), default=fewest)
     room = ctas // (config.kv_heads * head_groups)
-    made = _Builder(network, ctas, min(splits or room, room), head_groups)
+    made = _Builder(network, ctas, min(splits or room, room), head_groups, spared)
     made.stream_rows(Op.EMBED)
     for at, op in network.model.operations():
         made.operation(at, op)

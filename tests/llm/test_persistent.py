@@ -56,7 +56,9 @@ class Rig:
     def __init__(self, operands: Operands, shape: Shape, ctas: int, tuning: Tuning = SMALL, **more: Any) -> None:
         self.operands, self.buffers = operands, {}
         self.made: Made = make(shape, self._put)
-        self.program = build(self.made.network, ctas, more.pop("parts", None), more.pop("shares", 1))
+        self.program = build(
+            self.made.network, ctas, more.pop("parts", None), more.pop("shares", 1), more.pop("spared", 0)
+        )
         validate(self.program)
         self.kernel = Persistent(self.program, operands.device.arch, shape.positions, tuning=tuning, **more)
         self.loaded = self.kernel.load(operands.device)
@@ -237,7 +239,7 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
         Shape(
             512, 768, 4, 2, 64, 3, 264, Q4_K, down_kind=Q6_K, by_mean=True, parallel=True, unturned=3, positions=200,
             window=50,
-        ), 5, 150, {"shares": 2},
+        ), 5, 150, {"shares": 2, "spared": 12 << 10},
     ),
     "phi2": (
         Shape(512, 1024, 4, 4, 64, 2, 72, F16, halves=True, by_mean=True, parallel=True, gated=False), 5, 40,

@@ -224,6 +224,27 @@ def beside() -> Program:
     return build(make(Shape(by_mean=True, parallel=True)).network, 6)
 
 
+def test_ctas_that_attend_have_less_of_a_parallel_blocks_gate() -> None:
+    made = make(Shape(ffn=1024, by_mean=True, parallel=True))
+    even, spared = build(made.network, 6), build(made.network, 6, spared=10 * 8 * 2 * 256 * 840 // 1024)
+    dealt = [
+        [ins.output.elements for ins in stage.instructions]
+        for program in (even, spared)
+        for stage in program.stages
+        if stage.op is Op.GATE and stage.layer == 0
+    ]
+    assert dealt == [[176, 176, 176, 176, 160, 160], [128, 128, 192, 192, 192, 192]]
+    steps = []
+    for program in (even, spared):
+        interpreter = Interpreter(program, made.weights, 16, lambda position: [(0, position)])
+        interpreter.begin(5, 0)
+        interpreter.run(validate(program))
+        steps.append(interpreter.logits)
+    assert np.abs(steps[1] - steps[0]).max() < 0.02 * np.abs(steps[0]).max()
+    plain = make(Shape(by_mean=True, gated=False)).network
+    assert build(plain, 6, spared=1 << 20) == build(plain, 6)  # in a block in sequence nobody attends meanwhile
+
+
 def leave_to_another(program: Program) -> Program:
     a, b = find(program, Op.APART, 0), find(program, Op.APART, 1)
     return program.replaced(a._replace(runs=b.runs), b._replace(runs=a.runs))

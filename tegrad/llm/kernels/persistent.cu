@@ -925,6 +925,10 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
     float best = __int_as_float(0xff800000);  // of this thread's logits
     int best_row = 0x7fffffff;
     int parity = 0;  // what epilogue warps leave for each other is overwritten by the instruction after the next
+#if PARALLEL
+    unsigned staged = EVERY;  // the format for which the instruction before, a PROJECT, staged what a GATE reads too
+    float staged_factor = 1;
+#endif
     for (Word word; reader.take(word);) {
         const unsigned op = word[OP];
         if (op == NOTHING) continue;
@@ -996,9 +1000,17 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
         } else if (op == JOIN) {
             factor = epilogue.norm_apart(word, parity);
 #endif
+#if PARALLEL
+        } else if (op == GATE && word[RUN + FORMAT_OF] == staged) {
+            barrier_arrive<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
+            factor = staged_factor;
+#endif
         } else if (op != EMBED) {
             factor = epilogue.input(word, parity, normed);
         }
+#if PARALLEL
+        staged = op == PROJECT ? word[RUN + FORMAT_OF] : EVERY, staged_factor = factor;
+#endif
         timestamp(timestamps, work, stage, 1, thread);
         // While the consumers compute: what is made of their results. What comes after them is on the way of every
         // token, each instruction after the one before: it is short, and all that can be found before is.
