@@ -326,6 +326,18 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
             "attention.sliding_window": 4096,
         },
     ),
+    "aya-expanse-8b": ModelShape(
+        "command-r", 256000, 4096, 14336, 32, 32, 8, 128, 8192, 255000, pieces="command-r",
+        own={"rope.dimension_count": 128, "rope.freq_base": 10000.0, "rope.scaling.type": "none", "logit_scale": 0.125},
+    ),
+    "pythia-1b": ModelShape(
+        "gptneox", 50304, 2048, 8192, 16, 8, 8, 256, 2048, 50254, tied=False, pieces="gpt-2",
+        own={"rope.dimension_count": 64, "use_parallel_residual": True},
+    ),
+    "jais2-8b": ModelShape(
+        "jais2", 150272, 3328, 26624, 32, 26, 26, 128, 8192, 150000, tied=False, pieces="jais-2",
+        own={"rope.dimension_count": 128},
+    ),
     "phi2": ModelShape(
         "phi2", 51200, 2560, 10240, 32, 32, 32, 80, 2048, 50256, tied=False, pieces="phi-2",
         own={"rope.dimension_count": 32},
@@ -339,9 +351,9 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
 }
 # fmt: on
 """Llama 3.2 1B and 3B, Llama 3.1 8B, Mistral 7B v0.3, Qwen 2.5 and 3, Gemma 2 and 3 (text), Phi-4-mini, SmolLM3,
-Granite 3.1, OLMo 2, Ministral 3 (text), Gemma, MiniCPM, InternLM 2.5, ERNIE 4.5, Qwen 2.5 VL and 3 VL (text), Hunyuan,
-Seed-OSS, EXAONE 3.5 and 4, GLM-4, StarCoder 2, Nemotron-Mini, Tiny Aya, Command R7B, Phi-2, StableLM 3B, AFM and GPT-2
-124M: from their config.json."""
+Granite 3.1, OLMo 2, Ministral 3 (text), Gemma, MiniCPM, InternLM 2.5, ERNIE 4.5, Qwen 2.5 VL and 3 VL (text),
+Hunyuan, Seed-OSS, EXAONE 3.5 and 4, GLM-4, StarCoder 2, Nemotron-Mini, Tiny Aya, Command R7B, Aya Expanse, Pythia,
+Jais 2, Phi-2, StableLM 3B, AFM and GPT-2 124M: from their config.json."""
 
 
 def short(kind: BlockType) -> str:
@@ -413,7 +425,7 @@ def write(path: Path, shape: ModelShape, kind: str) -> None:
     for key, value in shape.metadata.items():
         if key != "general.architecture":  # the writer has said it
             writer.add_key_value(
-                key, value, GGUFValueType.UINT32 if isinstance(value, int) else GGUFValueType.get_type(value)
+                key, value, GGUFValueType.UINT32 if type(value) is int else GGUFValueType.get_type(value)
             )
     _add_vocabulary(writer, shape)
     tensors = list(_tensors(shape, kind))

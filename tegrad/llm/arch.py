@@ -425,7 +425,7 @@ NEMOTRON: Final = replace(
 )
 """Nemotron-Mini, Minitron and Nemotron 4."""
 
-JAIS2: Final = replace(NEMOTRON, name="jais2", attn_output=GPT2.attn_output, up=GPT2.up, down=GPT2.down)
+JAIS2: Final = replace(NEMOTRON, name="jais2", qkv=QWEN2.qkv, attn_output=GPT2.attn_output, up=GPT2.up, down=GPT2.down)
 
 STABLELM: Final = replace(
     INTERNLM2, name="stablelm", attn_norm=GPT2.attn_norm, ffn_norm=GPT2.ffn_norm, output_norm=GPT2.output_norm,

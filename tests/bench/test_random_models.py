@@ -49,6 +49,9 @@ PUBLISHED = {
     "nemotron-mini-4b": 4_190_509_056,
     "tiny-aya": 3_349_227_520,
     "command-r7b": 8_028_033_024,
+    "aya-expanse-8b": 8_028_033_024,
+    "pythia-1b": 1_011_781_632,
+    "jais2-8b": 8_090_401_280,
     "phi2": 2_779_683_840,
     "stablelm-3b": 2_795_443_200,
     "afm-4.5b": 4_619_184_640,
@@ -64,6 +67,8 @@ ROTATED = {
     "nemotron-mini-4b": 32,
     "tiny-aya": 64,
     "command-r7b": 64,
+    "aya-expanse-8b": 64,
+    "jais2-8b": 64,
 }
 SMALL = {
     name: replace(
@@ -74,7 +79,7 @@ SMALL = {
             shape.arch, 2
         ),  # llama.cpp wants one that attends to everything
         heads=4,
-        kv_heads=4 if name in ("gpt2", "phi2") else 2,
+        kv_heads=4 if name in ("gpt2", "phi2", "pythia-1b", "jais2-8b") else 2,
         head_dim=64,
         vocab=600,
         specials=min(shape.specials, 590),
@@ -119,6 +124,7 @@ def test_weights_have_the_deviation_that_keeps_a_products_size(kind: str) -> Non
         *(("exaone4-1.2b", "q4k"), ("glm4-9b", "q4km"), ("glm4-9b-2024", "q4k"), ("starcoder2-3b", "q8_0")),
         *(("nemotron-mini-4b", "q4k"), ("afm-4.5b", "q4k"), ("hunyuan-1.8b", "q4k")),
         *(("tiny-aya", "q4km"), ("command-r7b", "q6k"), ("phi2", "q4km"), ("stablelm-3b", "q4k")),
+        *(("aya-expanse-8b", "q4k"), ("pythia-1b", "q8_0"), ("jais2-8b", "q4km")),
     ],
 )
 def test_a_small_one_runs_in_llama_cpp_and_in_ours(
