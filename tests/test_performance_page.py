@@ -53,7 +53,7 @@ def told_of_models() -> list[str]:
         speed(test, "tegrad", "1b-q6k.gguf") / speed(test, "llama.cpp", "1b-q6k.gguf")
         for test in ("tg128 x 8 @ d4096", "tg128 x 32 @ d4096")
     ]
-    middle = ("decode-3b-", "decode-gemma3-4b-", "decode-phi4-mini-", "decode-smollm3-3b-")
+    middle = ("decode-3b-", "decode-gemma3-4b-", "decode-phi4-mini-", "decode-smollm3-3b-", "decode-tiny-aya-")
     batches = [RATIO[f"batch{name}"] for name in ("8-1b-q6k", "32-1b-q6k", "64-1b-q6k", "32-8b-q4km")]
     servers = [RATIO[f"serve-32-clients-{name}tok-s"] for name in ("", "8b-")]
     start = FIGURES["load-to-first-token"]

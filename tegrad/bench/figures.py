@@ -239,6 +239,7 @@ README_ROWS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
      ("decode-qwen2.5-0.5b-q4km", "decode-smollm3-3b-q4km", "decode-8b-q4km")),
     ("Gemma 3 1B, 4B, Phi-4-mini in Q4_K_M",
      ("decode-gemma3-1b-q4km", "decode-gemma3-4b-q4km", "decode-phi4-mini-q4km")),
+    ("Tiny Aya, Command R7B in Q4_K_M", ("decode-tiny-aya-q4km", "decode-command-r7b-q4km")),
     ("a prompt of 512 tokens", ("prefill-1b-q6k-512",)),
     ("of Gemma 3 4B, Phi-4-mini in Q4_K_M", ("prefill-gemma3-4b-q4km", "prefill-phi4-mini-q4km")),
     ("of 128 tokens, 1B Q6_K", ("prefill-1b-q6k-128",)),
