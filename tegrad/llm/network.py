@@ -296,16 +296,19 @@ class Network:
         """Every layer's operations with the layer, in order."""
         yield from ((layer, op) for layer, block in enumerate(self.blocks) for op in block)
 
-    def alike(self, layer: int, op: Reader) -> tuple[Reader, ...]:
-        """What reads the stream of an operation through the norm that it has, itself included, in order."""
+    def beside(self, layer: int, op: Reader) -> tuple[Reader, ...]:
+        """What reads the stream that an operation reads, itself included, in order."""
         if isinstance(op, Logits):
             return (op,)
         block = self.blocks[layer]
         at = block.index(op)
         first = max((here for here in range(at) if isinstance(block[here], Add)), default=0)
         last = next((here for here in range(at, len(block)) if isinstance(block[here], Add)), len(block))
-        readers = (one for one in block[first:last] if isinstance(one, Project | Gate))
-        return tuple(one for one in readers if one.norm == op.norm)
+        return tuple(one for one in block[first:last] if isinstance(one, Project | Gate))
+
+    def alike(self, layer: int, op: Reader) -> tuple[Reader, ...]:
+        """Those of them that read it through the same norm."""
+        return tuple(one for one in self.beside(layer, op) if one.norm == op.norm)
 
     def added_with(self, layer: int, op: Add) -> tuple[Add, ...]:
         """Additions of a layer between which nothing reads the stream, this one among them, in order."""
@@ -345,4 +348,5 @@ class Network:
                 inner = "mixed" if isinstance(op, Attend) else "hidden"
                 adds = (one for one in self.blocks[layer] if isinstance(one, Add) and one.reads == inner)
                 return tuple((layer, add) for add in adds)
-        return (self.reader(layer, op),)
+        at, reader = self.reader(layer, op)
+        return tuple((at, one) for one in self.beside(at, reader))

@@ -487,7 +487,9 @@ def prove(program: Program, words: NDArray[Any] | None = None) -> None:
     names = sorted(
         {(matrix.name, matrix.kind.name, matrix.rows, matrix.columns) for matrix in program.network.matrices()}
     )
-    rules = resources.files("tegrad.llm").joinpath("schedule.py").read_bytes()
+    rules = b"".join(
+        resources.files("tegrad.llm").joinpath(name).read_bytes() for name in ("schedule.py", "network.py")
+    )
     digest = hashlib.sha256(
         words.tobytes() + repr((names, program.splits, program.head_groups)).encode() + rules
     ).hexdigest()

@@ -823,8 +823,10 @@ def _check_matrices(program: Program) -> None:
         for matrix in program.network.matrices()
     }
     for stage in program.stages:
-        own = {matrix.name for matrix in stage.matrices}
+        own, plain = {matrix.name for matrix in stage.matrices}, {matrix.kind in PLAIN for matrix in stage.matrices}
         for ins in stage.instructions:
+            if ins.runs and plain != {program.stages[ins.waits[0].stage].floats}:
+                raise ScheduleError(f"{ins} reads its vector in another form than stage {ins.waits[0].stage} writes")
             if len({run.matrix.kind.name for run in ins.runs}) > 1:
                 raise ScheduleError(f"{ins} multiplies matrices of several kinds by a vector staged for one")
             _check_rows(program, ins)
@@ -841,11 +843,8 @@ def _check_matrices(program: Program) -> None:
 def _check_rows(program: Program, ins: Instruction) -> None:
     """The runs of an instruction have as many rows as it writes; those of a JOIN are its CTA's of the stage before, and
     of what was left to that."""
-    if ins.op is Op.APART and ins.output is None:
-        rest = chain.from_iterable(stage.instructions for stage in program.stages[ins.stage + 1 :])
-        after = next((other for other in rest if other.cta == ins.cta and other.op in (Op.APART, Op.JOIN)), ins)
-        if after.op is not Op.APART or run_rows(after) != run_rows(ins):
-            raise ScheduleError(f"{ins} leaves rows that {after} does not add to its own")
+    if ins.op is Op.APART:
+        _check_left(program, ins)
     if ins.output is None or ins.op in (Op.EMBED, Op.ATTEND, Op.LOGITS, Op.APART):
         return
     of = program.stages[ins.stage - 1].instructions[ins.cta] if ins.op is Op.JOIN else ins
@@ -854,6 +853,23 @@ def _check_rows(program: Program, ins: Instruction) -> None:
     sides = len(program.stages[ins.stage].matrices) if ins.op is Op.GATE else 1
     if ins.runs and (rows := run_rows(of)[1]) != ins.output.elements * sides:
         raise ScheduleError(f"{ins} computes {rows} rows and writes {ins.output}")
+
+
+def _check_left(program: Program, ins: Instruction) -> None:
+    """Rows that an APART leaves are those that the CTA's next one adds to its own, and of a parallel block each that
+    publishes adds such rows."""
+    if ins.output is not None and not program.network.model.parallel:
+        return
+    stages = program.stages[ins.stage + 1 :] if ins.output is None else reversed(program.stages[: ins.stage])
+    own = (stage.instructions[ins.cta] for stage in stages)
+    other = next((one for one in own if one.op in (Op.APART, Op.JOIN)), ins)
+    pair = (ins, other) if ins.output is None else (other, ins)
+    if (
+        other.op is not Op.APART
+        or run_rows(other) != run_rows(ins)
+        or [one.output is None for one in pair] != [True, False]
+    ):
+        raise ScheduleError(f"{pair[0]} leaves rows that {pair[1]} does not add to its own")
 
 
 def run_rows(ins: Instruction) -> tuple[int, int]:

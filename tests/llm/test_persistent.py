@@ -378,13 +378,16 @@ def test_a_proof_is_made_once_and_only_for_what_was_proved(tmp_path: Path, monke
 
 
 def test_what_the_kernel_has_no_word_for_is_refused_by_name(opened: Any, tmp_path: Path) -> None:
-    for name, said in (
-        ("gpt2", "does not run gpt2: its norm, gate or positions differ"),
-        ("stablelm", "does not run stablelm: its norm, gate or positions differ"),
-        ("gptneox", "does not run gptneox: its norm, gate or positions differ"),
-        ("grouped", "attn_output has a bias"),
+    halves, blocks = dict[str, TYPE](), {"attn_qkv.weight": TYPE.Q8_0}
+    for name, kinds, said in (
+        ("gpt2", halves, "does not run gpt2: its norm, gate or positions differ"),
+        ("stablelm", halves, "does not run stablelm: its norm, gate or positions differ"),
+        ("gptneox", halves, "does not run gptneox: its norm, gate or positions differ"),
+        ("grouped", halves, "attn_output has a bias"),
+        ("phi2", blocks, "multiply one vector, some in blocks and some not"),
+        ("phi2", {"ffn_up.weight": TYPE.Q8_0}, "multiply one vector, some in blocks and some not"),
     ):
-        path, states = write(tmp_path / f"{name}.gguf", SHAPES[name], TYPE.F16), States(opened)
+        path, states = write(tmp_path / f"{name}.gguf", SHAPES[name], TYPE.F16, kinds=kinds), States(opened)
         with (
             PackedModel.load(path, "NV") as model,
             KvCache(opened, model.config, 64) as cache,

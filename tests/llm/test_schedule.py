@@ -260,7 +260,22 @@ def leave_to_nobody(program: Program) -> Program:
     return replace(program, stages=tuple(stages))
 
 
+def publish_twice(program: Program) -> Program:
+    """Both of a block's products."""
+    row = next(stage.instructions for stage in program.stages if stage.op is Op.APART)
+    return program.replaced(*(ins._replace(output=Span(Vector.SQUARES, ins.cta, 1)) for ins in row))
+
+
+def read_another_form(program: Program) -> Program:
+    stages = list(program.stages)
+    at = find(program, Op.JOIN).stage
+    stages[at] = replace(stages[at], floats=not stages[at].floats)
+    return replace(program, stages=tuple(stages))
+
+
 ADDITIONS = {
+    publish_twice: r"on CTA 0 leaves rows that stage .* \(APART of layer 0\) on CTA 0 does not add",
+    read_another_form: r"LOGITS of layer 0\) on CTA 0 reads its vector in another form than stage \d+ writes",
     leave_to_another: r"APART of layer 0\) on CTA 0 leaves rows that .*APART of layer 0\) on CTA 0 does not add",
     leave_to_nobody: r"JOIN of layer 1\) on CTA 0 waits for SQUARES\[0:6\] of stage 11, where it is not written",
 }
