@@ -46,7 +46,7 @@ ROLES: Final[Mapping[Op, str]] = {
     Op.EMBED: "embed", Op.PROJECT: "qkv", Op.ATTEND: "attention", Op.GATE: "gate", Op.LOGITS: "logits",
     Op.SAMPLE: "sample", Op.JOIN: "join",
 }  # fmt: skip
-"""What stages are for; ADD and APART are "output" and then "down" of their layer."""
+"""What stages are for; ADD and APART are what their operation is."""
 PHASES: Final = ("waits", "works", "finishes")
 
 
@@ -225,11 +225,8 @@ def _counts_of(counted: Counter, kernel: str) -> Counts:
 
 def _roles(times: StepTimes) -> Iterator[tuple[str, int | None]]:
     """Role and layer of each stage."""
-    added: set[int] = set()
     for stage in times.program.stages:
-        role = ROLES.get(stage.op) or ("down" if stage.layer in added else "output")
-        if stage.op not in ROLES:
-            added.add(stage.layer)
+        role = ROLES[stage.op] if stage.does is None or stage.op in ROLES else stage.does.role
         yield role, None if role in ("embed", "logits", "sample") else stage.layer
 
 

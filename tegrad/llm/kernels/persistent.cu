@@ -1055,7 +1055,10 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
                 logits[first + at] = value;
                 if (value > best) best = value, best_row = first + at;
             }
-            if (!hands_on) continue;
+            if (!hands_on) {
+                timestamp(timestamps, work, stage, 3, thread);
+                continue;
+            }
             epilogue.largest(best, best_row, parity);
             if (thread == 0) store_packet(target + 16 * blockIdx.x, __float_as_uint(best), best_row, 0, epoch);
 #if POST_NORMS
@@ -1063,7 +1066,10 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
             barrier_sync<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
             timestamp(timestamps, work, stage, 2, thread);
             epilogue.set_apart(shared_address(work.sums), pieces, rows, target, epoch, parity, hands_on);
-            if (PARALLEL && !hands_on) continue;
+            if (PARALLEL && !hands_on) {
+                timestamp(timestamps, work, stage, 3, thread);
+                continue;
+            }
 #endif
         } else {
             // A row in each lane, 16 of them in 16 neighbouring lanes.
