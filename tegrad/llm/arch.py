@@ -680,7 +680,7 @@ class Config:
         _refuse(get, arch)
         if arch.with_images is not None and file.metadata.get(f"{name}.{SECTIONS}"):
             arch = replace(arch, rope=arch.with_images)
-        if arch.parallel_by is not None and file.metadata.get(f"{name}.{arch.parallel_by}", True) is False:
+        if arch.parallel_by is not None and not get.flag(f"{name}.{arch.parallel_by}", default=True):
             arch = replace(arch, parallel=False)
         dim, heads = get.size(f"{name}.embedding_length"), get.size(f"{name}.attention.head_count")
         head_dim = get.size(f"{name}.attention.key_length", dim // heads)
@@ -739,13 +739,13 @@ class Config:
         known |= {stored_name(spec, layer) for spec, layer in self.specs()}
         known |= {tensor_name(spec, layer, "bias") for spec, layer in self.specs() if spec.bias != "none"}
         left = tuple(f"blk.{at}." for at in range(self.layers, self.layers + self.ahead))
-        for _ in self.tensors(file):  # which checks each
-            pass
         if unknown := [name for name in file.tensors if name not in known and not name.startswith(left)]:
             raise UnsupportedModelError(
                 f"{file.path} has the tensor {shown(unknown[0])}, which the family {self.arch.name} as we run it does "
                 f"not use: choose another model"
             )
+        for _ in self.tensors(file):  # which checks each
+            pass
 
     def specs(self) -> Iterator[tuple[Spec, int | None]]:
         """Every tensor of the model, with its layer, in the order of use; the output at the end."""
@@ -935,6 +935,13 @@ class _Reader:
             value = float(value)
         if not isinstance(value, kind) or isinstance(value, bool):
             raise self.file.corrupt(f"{key} = {shown(value)}")
+        return value
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """A yes or no."""
+        value = self.file.metadata.get(key, default)
+        if not isinstance(value, bool):
+            raise self.file.corrupt(f"{key} = {shown(value)}, which is no yes or no")
         return value
 
     def number(self, key: str, default: float | None = None, *, above: float | None = None) -> float:

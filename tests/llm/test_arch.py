@@ -66,6 +66,27 @@ def test_a_minicpm_without_its_scales_is_incomplete(tmp_path: Path) -> None:
             read(path)
 
 
+def test_what_says_whether_a_block_is_parallel_is_a_yes_or_no(tmp_path: Path) -> None:
+    """llama.cpp refuses a number there."""
+    said = "gptneox.use_parallel_residual"
+    for value, parallel in ((True, True), (False, False)):
+        path = write(tmp_path / "model.gguf", replace(SMALL, arch="gptneox", extra={said: value}), TYPE.F32)
+        assert read(path).network.parallel is parallel
+    path = write(tmp_path / "model.gguf", replace(SMALL, arch="gptneox", extra={said: 0}), TYPE.F32)
+    with pytest.raises(GgufError, match=f"{said} = 0, which is no yes or no"):
+        read(path)
+
+
+def test_a_family_that_normalizes_heads_in_a_way_of_its_own_is_refused_for_that(tmp_path: Path) -> None:
+    """StableLM 2 12B, whose blocks are parallel and lack the second norm."""
+    whole = write(tmp_path / "whole.gguf", replace(SMALL, arch="stablelm", odd="blk.0.attn_q_norm.weight"), TYPE.F32)
+    path = rewritten(whole, tmp_path / "model.gguf", tensor="blk.0.ffn_norm.weight")
+    with pytest.raises(
+        UnsupportedModelError, match=r"the tensor 'blk\.0\.attn_q_norm\.weight', which the family stablelm"
+    ):
+        read(path)
+
+
 def test_values_that_change_nothing_are_not(tmp_path: Path) -> None:
     extra = {"llama.attention.causal": True, "llama.expert_count": 0, "llama.logit_scale": 0.0, "general.type": "model"}
     assert read(write(tmp_path / "model.gguf", replace(SMALL, extra=extra), TYPE.F32)).rope.dim == 32
