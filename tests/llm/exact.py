@@ -148,7 +148,7 @@ class Part:
 
 
 class Parts:
-    """What a way needs of a model beside its matrices. UnsupportedModelError for a family without gate or RMS norm.
+    """What a way needs of a model beside its matrices. UnsupportedModelError for a family without gate, or with biases.
 
     Pairs turn as in a session of `context` positions, as the weights' do unless said.
     """
@@ -157,9 +157,10 @@ class Parts:
         self.weights, self.config = weights, weights.config
         self._divisors = weights.divisors if context is None else self.config.rope_divisors(weights.file).of(context)
         net = self.network = self.config.network
-        if net.logits.norm.kind != "rms" or net.gate.gate is None or net.embed.positions is not None:
-            name = self.config.arch.name
-            raise UnsupportedModelError(f"{name} is not evaluated so: it has another norm, gate or positions")
+        if net.gate.gate is None or net.embed.positions is not None:
+            raise UnsupportedModelError(
+                f"{self.config.arch.name} is not evaluated so: it has no gate, or has positions"
+            )
         self._tables: dict[tuple[Rope, int, int], Floats] = {}
         output = tensor_name(net.logits.matrix)
         self.logits = output if output in weights.tensors else tensor_name(net.embed.table)
@@ -195,8 +196,12 @@ class Parts:
         there = name in self.weights.tensors
         return self.weights.vector(name) if there else np.zeros(self.config.size(spec.shape[0]))
 
+    def centered(self, stream: Floats) -> Floats:
+        """The residual stream (..., dim) as norms take it: without its mean where these subtract it."""
+        return stream - stream.mean(axis=-1, keepdims=True) if self.network.by_mean else stream
+
     def factor(self, stream: Floats) -> Floats:
-        """What normalizes vectors (..., dim) of the residual stream: (..., 1)."""
+        """What normalizes vectors (..., dim) that are centered: (..., 1)."""
         made: Floats = 1 / np.sqrt((stream * stream).mean(axis=-1, keepdims=True) + self.config.eps)
         return made
 
@@ -288,20 +293,22 @@ def chain(
         return np.stack([rounding(role, vectors) for rounding, vectors in zip(roundings, x, strict=True)])
 
     stream = np.repeat(parts.embedding(tokens)[None], len(roundings), axis=0)
-    made = stream  # by the operation before
+    made: dict[str, Floats] = {}  # by what `Attend` and `Add` read
     for at, op, part in parts.operations():
         match op:
             case Project() | Gate():
-                x = rounded(op.role, part.names[0], stream if part.norm is None else stream * part.norm)
-                made = (yield Asked(part.names, x)) * (1 if part.norm is None else parts.factor(stream)) + part.bias
-                made = parts.gated(op, made) if isinstance(op, Gate) else made
+                read = parts.centered(stream)
+                x = rounded(op.role, part.names[0], read if part.norm is None else read * part.norm)
+                y = (yield Asked(part.names, x)) * (1 if part.norm is None else parts.factor(read)) + part.bias
+                made |= {"hidden": parts.gated(op, y)} if isinstance(op, Gate) else {"qkv": y}
             case Attend():
-                made = parts.attention(op, part, made, *cached(at), stored, first)
+                made["mixed"] = parts.attention(op, part, made["qkv"], *cached(at), stored, first)
             case Add():
-                product = yield Asked(part.names, rounded(op.role, part.names[0], made))
+                product = yield Asked(part.names, rounded(op.role, part.names[0], made[op.reads]))
                 stream = stream + parts.added(part, product)
-    x = rounded("logits", parts.logits, stream * parts.output_norm)
-    return capped((yield Asked((parts.logits,), x)) * parts.factor(stream), parts.network.logits.cap)
+    read = parts.centered(stream)
+    x = rounded("logits", parts.logits, read * parts.output_norm)
+    return capped((yield Asked((parts.logits,), x)) * parts.factor(read), parts.network.logits.cap)
 
 
 # --- what steps round -------------------------------------------------------------------------------------------------
@@ -324,7 +331,7 @@ def by_sets(role: Role, x: Floats) -> Floats:
 def by_units(config: Config, ctas: int) -> Rounding:
     """As the step in one launch does on so many CTAs: sets of 16 have a scale of 10 bits, but each half one of its own
     where two CTAs wrote them; what reads them then brings the smaller half to the scale of the larger one, by two bits
-    more of each element."""
+    more of each element. A parallel block's gate counts as dealt out evenly, whoever attends."""
 
     def owners(role: Role) -> NDArray[np.int64]:
         units = config.size(WIDTHS[role]) // UNIT

@@ -35,6 +35,7 @@ MODELS = {
     "hunyuan": (SHAPES["hunyuan"], TYPE.Q8_0, {}),
     "minicpm": (SHAPES["minicpm"], TYPE.Q8_0, {}),
     "exaone4": (SHAPES["exaone4"], TYPE.Q8_0, {}),
+    "cohere2": (SHAPES["cohere2"], TYPE.Q8_0, {}),
     "divisors": (Shape(rope_freqs=True, tied=True, vocab=303), TYPE.Q4_0, {}),
 }
 
