@@ -81,13 +81,13 @@ WIDTHS = {
     "StableLM 2 1.6B": Width("stablelm", 2048, 5632, 32, 32, 64),
     "GPT-2 XL": Width("gpt2", 1600, 6400, 25, 25, 64),
 }
-"""At least one of each family with a shape, and those whose rows are no whole blocks of 256 or whose groups are large."""
+"""At least one of each family with a shape, those whose rows are no whole blocks of 256, and whose groups are large."""
 
 
 PARTLY_TURNED = ("glm4", "chatglm", "nemotron", "phi2", "gptneox", "stablelm")
 """Families half of whose heads rotates here."""
 MANY_LAUNCHES = ("gpt2", "gptneox", "stablelm")
-"""Families that the step in one launch refuses, for their positions, two norms of a block, or a norm's bias at a gate."""
+"""Families that the step in one launch refuses: for positions, two norms of a block, or a norm's bias at a gate."""
 
 
 @pytest.fixture
