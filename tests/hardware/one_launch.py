@@ -8,7 +8,7 @@ with caches of halves and of q8_0, by either plan on the device and in float64 o
 - `modelled`: how far they would be if the device did nothing but round activations to int8, as either plan does, and
   all else were exact; `shares`, which products' inputs it comes from;
 - `stages` (stages.py): each vector that crosses between stages, against what the device itself had before it; of
-  models with norms after blocks only in one launch, since in many each CTA norms and adds for itself.
+  models with norms after blocks, or with layer norms, only in one launch.
 
 Root mean squares over the standard deviation of the exact logits.
 """
@@ -176,7 +176,8 @@ class Steps:
                 self._fillings[place.q8].store(self.device, cache)
             with DecodePlan(self.model, self.states, cache) as plan:
                 many, _ = self._logits(plan, place, 1)
-                if place.stepped and self.config.network.last_add.norm is None:  # else CTAs join for themselves
+                # CTAs join for themselves after norms of blocks, and a layer norm is a launch.
+                if place.stepped and not self.config.network.sets_apart:
                     stepped["many"] = stages.many(self, plan, place)
             with self._one(self.model, self.states, cache) as plan:
                 self.ctas = plan.kernel.program.ctas

@@ -48,10 +48,14 @@ class Step:
     logits: list[Handed] = field(default_factory=list)
     scores: list[Handed] = field(default_factory=list)
 
-    def stream(self, handed: Handed, layers: int) -> None:
-        """A vector of the residual stream, whose reader follows from how many there were."""
+    def stream(self, handed: Handed, layers: int, *, parallel: bool = False) -> None:
+        """A vector of the residual stream, whose reader follows from how many there were; of `parallel` blocks it has
+        two."""
         if len(self.qkv) == layers and len(self.gate) == layers:
             self.logits.append(handed)
+        elif parallel:
+            self.qkv.append(handed)
+            self.gate.append(handed)
         elif len(self.qkv) > len(self.gate):
             self.gate.append(handed)
         else:
@@ -155,7 +159,8 @@ def one(steps: Any, plan: Any, place: Any) -> Step:
         arrived = Travelling.arrived(size, data, stage.floats)
         if vector is Vector.X:
             squares = float(arrived.squares.astype(np.float64).sum())
-            step.stream(_handed(arrived, stage.floats, 1 / np.sqrt(squares / size + config.eps)), config.layers)
+            handed = _handed(arrived, stage.floats, 1 / np.sqrt(squares / size + config.eps))
+            step.stream(handed, config.layers, parallel=config.network.parallel)
         else:
             {Vector.QKV: step.products, Vector.MIXED: step.output, Vector.HIDDEN: step.down}[vector].append(
                 _handed(arrived, stage.floats)
@@ -187,20 +192,20 @@ def follow(parts: Parts, step: Step, token: int, cached: Cached, place: Any) -> 
         return handed
 
     stream = parts.embedding([token])[0]
-    read = stream  # what the operation before made, as the device had it
+    read: dict[str, Floats] = {}  # what `Attend` and `Add` read, as the device had it
     for at, op, part in parts.operations():
         match op:
             case Project():
-                x = held("qkv", at, stream * part.norm)
-                read = held("products", at, (yield Asked(part.names, x.read)) * x.factor + part.bias).read
+                x = held("qkv", at, parts.centered(stream) * part.norm)
+                read["qkv"] = held("products", at, (yield Asked(part.names, x.read)) * x.factor + part.bias).read
             case Attend():
-                mixed = parts.attention(op, part, read[None], *cached(at), place.stored, place.depth)[0]
-                read = held("output", at, mixed).read
+                mixed = parts.attention(op, part, read["qkv"][None], *cached(at), place.stored, place.depth)[0]
+                read["mixed"] = held("output", at, mixed).read
             case Gate():
-                x = held("gate", at, stream * part.norm)
-                read = held("down", at, parts.gated(op, (yield Asked(part.names, x.read)) * x.factor)).read
+                x = held("gate", at, parts.centered(stream) * part.norm)
+                read["hidden"] = held("down", at, parts.gated(op, (yield Asked(part.names, x.read)) * x.factor)).read
             case Add():
-                stream = stream + parts.added(part, (yield Asked(part.names, read)))
-    x = held("logits", 0, stream * parts.output_norm)
+                stream = stream + parts.added(part, (yield Asked(part.names, read[op.reads])))
+    x = held("logits", 0, parts.centered(stream) * parts.output_norm)
     held("scores", 0, (yield Asked((parts.logits,), x.read)) * x.factor)
     return found

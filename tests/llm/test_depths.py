@@ -32,6 +32,7 @@ PLACES = (Place(256, 0, False), Place(256, 200, False, True, True), Place(256, 2
 QWEN3 = replace(SHAPES["qwen3"], heads=4, context=512, layers=1)
 """Its epsilon is so large that nothing is right without it."""
 GEMMA = replace(SHAPES["gemma3"], context=1024, heads=2, head_dim=256)
+COHERE = replace(SHAPES["cohere2"], context=512)
 FAR = (Place(640, 580, True, True, True),)
 """Further than the rings of GEMMA's windows have rows."""
 
@@ -57,6 +58,7 @@ def complaints(found: list[Found]) -> list[str]:
         pytest.param(GEMMA, TYPE.Q8_0, 1, {}, id="gemma3 Q8_0", marks=pytest.mark.long),
         pytest.param(QWEN3, TYPE.F16, 2, {}, id="qwen3 F16", marks=pytest.mark.long),
         pytest.param(replace(SHAPES["qwen2"], context=512), TYPE.Q8_0, 0, {}, id="qwen2 Q8_0", marks=pytest.mark.long),
+        pytest.param(COHERE, TYPE.Q8_0, 0, {}, id="cohere2 Q8_0", marks=pytest.mark.long),
     ],
 )
 def test_right_steps_are_off_by_their_roundings_alone(
@@ -67,7 +69,8 @@ def test_right_steps_are_off_by_their_roundings_alone(
     assert [each.place for each in found] == list(places)
     assert complaints(found) == []
     for each in found:
-        assert set(each.stages) == (({"one"} if shape is GEMMA else {"one", "many"}) if each.place.stepped else set())
+        plans = {"one"} if shape in (GEMMA, COHERE) else {"one", "many"}
+        assert set(each.stages) == (plans if each.place.stepped else set())
         for plan in each.stages:
             for name, layers in each.stages[plan].items():
                 assert len(layers) == (1 if name in ("logits", "scores") else shape.layers)
