@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -66,3 +67,17 @@ def test_a_plan_that_there_is_not_is_refused(
         machine_code.main()
     assert ended.value.code == 2
     assert "invalid choice: 'one'" in capsys.readouterr().err
+
+
+def test_named_models_are_written_beside_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kept = {"commit": "before", "plans": {"orin a decode": [{"name": "old"}], "orin b decode": [{"name": "old"}]}}
+    path = tmp_path / "machine-code.json"
+    path.write_text(json.dumps(kept))
+    monkeypatch.setattr(machine_code, "RESULT", path)
+    monkeypatch.setattr(machine_code, "gathered", lambda names, plan: {f"orin {names[0]} decode": [{"name": "new"}]})
+    monkeypatch.setattr(sys, "argv", ["machine_code.py", "--write", "b"])
+    assert machine_code.main() == 0
+    written = json.loads(path.read_text())
+    assert written["plans"] == {"orin a decode": [{"name": "old"}], "orin b decode": [{"name": "new"}]}
+    assert written["commit"] == "before"
+    assert [*written["again"]] == ["b"]

@@ -125,8 +125,8 @@ def main() -> int:
         versions = record.versions()
         known = record.History(ROOT).head(versions["tegrad_sources"]) or commit()  # where the sources are the commit's
         about = {"commit": known, "date": record.now(), "versions": versions}
-        if given.plan is not None:
-            about = {**kept, "again": {**kept.get("again", {}), given.plan: about}}
+        if part := given.plan or ("" if given.models is MODELS else ", ".join(given.models)):  # the others stay
+            about = {**kept, "again": {**kept.get("again", {}), part: about}}
             found = kept["plans"] | found
         RESULT.write_text(json.dumps({**about, "plans": found}, indent=1) + "\n")
         return 0
