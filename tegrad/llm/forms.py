@@ -9,6 +9,7 @@ from typing import Final
 THOUGHTS: Final = (
     *(("<think>", "</think>"), ("[THINK]", "[/THINK]")),
     *(("<seed:think>", "</seed:think>"), ("<thought>", "</thought>")),  # Seed-OSS, EXAONE Deep
+    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command R7B and A
 )
 """What stands around thoughts."""
 
@@ -45,6 +46,11 @@ class Form:
 _NAMED: Final = '{"name": "NAME", "parameters": ARGS}'
 _DEEPSEEK: Final = "<\uff5ctool\u2581call"
 FORMS: Final = (
+    Form(
+        "cohere", ("<|START_ACTION|>",), ("<|START_ACTION|>",), ("<|END_ACTION|>",),
+        call='{"tool_call_id": "0", "tool_name": "NAME", "parameters": ARGS}', join=", ",
+        before="<|START_ACTION|>[", after="]<|END_ACTION|>",
+    ),
     Form(
         "mistral", ("[TOOL_CALLS]", "[ARGS]"), ("[TOOL_CALLS]",),
         call="[TOOL_CALLS]NAME[ARGS]ARGS", join=" ", between=("[CALL_ID]", "[ARGS]"),

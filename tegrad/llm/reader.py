@@ -20,10 +20,14 @@ MOST_PYTHON: Final = 1 << 16
 MOST_WORD: Final = 256
 _LINE: Final = ("\n",)
 """What stands between a name and arguments in forms that have no other mark there, nor an id."""
-KEYS: Final = ("name", "arguments", "parameters", "type", "function", "id")
+KEYS: Final = ("name", "arguments", "parameters", "type", "function", "id", "tool_name", "tool_call_id")
 """What the JSON of a call may begin with."""
 FIRST_KEY: Final = re.compile(r'\{\s*"([^"]*)"\s*:')
-HEAD: Final = re.compile(r'\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*\{', re.DOTALL)
+HEAD: Final = re.compile(
+    r'\{\s*(?:"tool_call_id"\s*:\s*"?[^"{},]*"?\s*,\s*)?'
+    r'"(?:tool_)?name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*\{',
+    re.DOTALL,
+)
 """A call up to its arguments, where these may be told as they come."""
 
 
@@ -561,7 +565,7 @@ def _whole(text: str) -> tuple[str, str]:
         raise _NoCall from None
     if isinstance(value.get("function"), dict):
         value = value["function"]
-    name, arguments = value.get("name"), value.get("arguments", value.get("parameters"))
+    name, arguments = value.get("name", value.get("tool_name")), value.get("arguments", value.get("parameters"))
     if isinstance(name, str) and isinstance(arguments, str):
         return name, arguments
     if not isinstance(name, str) or not isinstance(arguments, dict):

@@ -25,6 +25,10 @@ GLM = "[gMASK]<sop>{%- for tool in tools %}{% endfor %}{{ message.metadata }}"
 GLM_Z1 = f"{GLM}<think></think>"
 GLM_2024 = "[gMASK]<sop>{% if item['tools'] is defined %}{% endif %}<|{{ item['role'] }}|>{{ item['metadata'] }}"
 OLMO = "{{ tools }}<function_calls>{{ calls }}</function_calls>"
+COHERE = (
+    "{% for tool in tools %}{{ message.tool_calls }}<|START_THINKING|>{{ message.reasoning_content }}<|END_THINKING|>"
+    "<|START_ACTION|>[]<|END_ACTION|>"
+)
 WEATHER = ("get_weather", {"city": "Paris"})
 ADD = ("add", {"a": 1, "b": [2.5, None, True]})
 
@@ -189,6 +193,20 @@ RECORDED = {
     "olmo 3": Recorded(
         OLMO, '<function_calls>\nget_weather(city="Paris")\nadd(a=1, b=[2.5, null, true])\n</function_calls>',
         (WEATHER, ADD),
+    ),
+    "command r7b thinks and calls twice": Recorded(
+        COHERE,
+        "<|START_THINKING|>I will look.<|END_THINKING|><|START_ACTION|>[\n"
+        '    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris"}},\n'
+        '    {"tool_call_id": "1", "tool_name": "add", "parameters": {"a": 1, "b": [2.5, null, true]}}\n'
+        "]<|END_ACTION|>",
+        (WEATHER, ADD), thought="I will look.",
+    ),
+    "command r7b, arguments in front": Recorded(
+        COHERE,
+        '<|START_ACTION|>[{"parameters": {"city": "Paris"}, "tool_call_id": "0", "tool_name": "get_weather"}]'
+        "<|END_ACTION|>",
+        (WEATHER,),
     ),
     "smollm2": Recorded(
         GEMMA, '<tool_call>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</tool_call>', (WEATHER,)
