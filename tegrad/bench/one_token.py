@@ -42,11 +42,8 @@ Counter = Callable[[], Mapping[str, Any] | None]
 """What a board has counted so far; None where there is none."""
 CTAS_SHOWN: Final = 8
 """CTAs of a step in one launch that a trace shows, at most."""
-ROLES: Final[Mapping[Op, str]] = {
-    Op.EMBED: "embed", Op.PROJECT: "qkv", Op.ATTEND: "attention", Op.GATE: "gate", Op.LOGITS: "logits",
-    Op.SAMPLE: "sample", Op.JOIN: "join",
-}  # fmt: skip
-"""What stages are for; ADD and APART are what their operation is."""
+ROLES: Final[Mapping[Op, str]] = {Op.EMBED: "embed", Op.JOIN: "join", Op.SAMPLE: "sample"}
+"""What stages are for that are no operation by themselves."""
 PHASES: Final = ("waits", "works", "finishes")
 
 
@@ -226,7 +223,7 @@ def _counts_of(counted: Counter, kernel: str) -> Counts:
 def _roles(times: StepTimes) -> Iterator[tuple[str, int | None]]:
     """Role and layer of each stage."""
     for stage in times.program.stages:
-        role = ROLES[stage.op] if stage.does is None or stage.op in ROLES else stage.does.role
+        role = ROLES[stage.op] if stage.op in ROLES or stage.does is None else stage.does.role
         yield role, None if role in ("embed", "logits", "sample") else stage.layer
 
 

@@ -99,7 +99,7 @@ class Rows(Closing):
         return launches
 
     def _project(self, at: int, op: Project, tokens: int, chunk: Buffer) -> list[Launch]:
-        launches, first = self._normed(at, op, tokens, chunk), 0
+        launches, first = self._norm_once(at, op, tokens, chunk), 0
         for matrix in self.model.matrices_of(at, op):
             y = self.qkv.offset(4 * first, self.qkv.size - 4 * first)
             launches.append(self.product(matrix, self.normed, y, tokens, chunk, stride=self.qkv_rows))
@@ -111,9 +111,9 @@ class Rows(Closing):
         _check_gated([first.kind, *(up.kind for up in more)], biased=any(one.bias for one in (first, *more)))
         product = self.product(first, self.normed, self._hidden, tokens, chunk, second=more[0] if more else None,
                                activation=op.activation, half_out=True)  # fmt: skip
-        return [*self._normed(at, op, tokens, chunk), product]
+        return [*self._norm_once(at, op, tokens, chunk), product]
 
-    def _normed(self, at: int, op: Project | Gate, tokens: int, chunk: Buffer) -> list[Launch]:
+    def _norm_once(self, at: int, op: Project | Gate, tokens: int, chunk: Buffer) -> list[Launch]:
         """`normed` of x for an operation of a layer, unless one before it has made that."""
         return [self.norm(at, op, tokens, chunk)] if op is self.network.alike(at, op)[0] else []
 

@@ -188,12 +188,6 @@ def test_the_proof_names_a_planted_mistake(program: Program, mutant: Callable[[P
         validate(mutant(program))
 
 
-@pytest.fixture(scope="module")
-def joining() -> Program:
-    """With norms after blocks."""
-    return build(make(Shape(post_norms=True)).network, 6)
-
-
 def join_too_early(program: Program) -> Program:
     return program.replaced(find(program, Op.JOIN)._replace(waits=()))
 
@@ -201,27 +195,6 @@ def join_too_early(program: Program) -> Program:
 def join_what_another_has(program: Program) -> Program:
     a, b = find(program, Op.JOIN, 0), find(program, Op.JOIN, 1)
     return program.replaced(a._replace(output=b.output), b._replace(output=a.output))
-
-
-JOINS = {
-    join_too_early: r"JOIN of layer 0\) on CTA 1 reads SQUARES\[0\] .* does not wait for it",
-    join_what_another_has: r"joins X\[.*\], which stage .* \(APART of layer 0\) on CTA 0 does not set apart",
-}
-
-
-@pytest.mark.parametrize("mutant", JOINS, ids=lambda mutant: mutant.__name__)
-def test_the_proof_names_a_mistake_where_norms_stand_after_blocks(
-    joining: Program, mutant: Callable[[Program], Program]
-) -> None:
-    assert len(validate(joining)) == len(joining.stages) * joining.ctas
-    with pytest.raises(ScheduleError, match=JOINS[mutant]):
-        validate(mutant(joining))
-
-
-@pytest.fixture(scope="module")
-def beside() -> Program:
-    """With attention and feed-forward beside each other."""
-    return build(make(Shape(by_mean=True, parallel=True)).network, 6)
 
 
 def test_ctas_that_attend_have_less_of_a_parallel_blocks_gate() -> None:
@@ -273,21 +246,32 @@ def read_another_form(program: Program) -> Program:
     return replace(program, stages=tuple(stages))
 
 
-ADDITIONS = {
-    publish_twice: r"on CTA 0 leaves rows that stage .* \(APART of layer 0\) on CTA 0 does not add",
-    read_another_form: r"LOGITS of layer 0\) on CTA 0 reads its vector in another form than stage \d+ writes",
-    leave_to_another: r"APART of layer 0\) on CTA 0 leaves rows that .*APART of layer 0\) on CTA 0 does not add",
-    leave_to_nobody: r"JOIN of layer 1\) on CTA 0 waits for SQUARES\[0:6\] of stage 11, where it is not written",
-}
+POST_NORMS, PARALLEL = Shape(post_norms=True), Shape(by_mean=True, parallel=True)
+SET_APART: dict[Callable[[Program], Program], tuple[Shape, str]] = {
+    join_too_early: (POST_NORMS, r"JOIN of layer 0\) on CTA 1 reads SQUARES\[0\] .* does not wait for it"),
+    join_what_another_has: (
+        POST_NORMS, r"joins X\[.*\], which stage .* \(APART of layer 0\) on CTA 0 does not set apart"
+    ),
+    publish_twice: (PARALLEL, r"on CTA 0 leaves rows that stage .* \(APART of layer 0\) on CTA 0 does not add"),
+    read_another_form: (
+        PARALLEL, r"LOGITS of layer 0\) on CTA 0 reads its vector in another form than stage \d+ writes"
+    ),
+    leave_to_another: (
+        PARALLEL, r"APART of layer 0\) on CTA 0 leaves rows that .*APART of layer 0\) on CTA 0 does not add"
+    ),
+    leave_to_nobody: (
+        PARALLEL, r"JOIN of layer 1\) on CTA 0 waits for SQUARES\[0:6\] of stage 11, where it is not written"
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", ADDITIONS, ids=lambda mutant: mutant.__name__)
-def test_the_proof_names_a_mistake_where_two_products_are_added_at_once(
-    beside: Program, mutant: Callable[[Program], Program]
-) -> None:
-    assert len(validate(beside)) == len(beside.stages) * beside.ctas
-    with pytest.raises(ScheduleError, match=ADDITIONS[mutant]):
-        validate(mutant(beside))
+@pytest.mark.parametrize("mutant", SET_APART, ids=lambda mutant: mutant.__name__)
+def test_the_proof_names_a_mistake_where_products_are_set_apart(mutant: Callable[[Program], Program]) -> None:
+    shape, said = SET_APART[mutant]
+    program = build(make(shape).network, 6)
+    assert len(validate(program)) == len(program.stages) * program.ctas
+    with pytest.raises(ScheduleError, match=said):
+        validate(mutant(program))
 
 
 def test_a_proof_for_one_split_of_attention_and_for_the_most_is_one_for_every_number() -> None:

@@ -27,7 +27,7 @@
 // instruction at most), POST_NORMS (1: APART and JOIN instead of ADD), BY_MEAN (1: not for norms after blocks, but to
 // add without its mean what blocks add, which layer norms would subtract), UNNORMED (1: layers read the stream as it
 // is), UNGATED (1: GATE's rows are activation(up) and have a bias), PARALLEL (1: of two APARTs the first only keeps its
-// rows, and the second adds its own to them),
+// rows, and the second adds its own to them; GATE reads what PROJECT has staged for its format),
 // LOGIT_CAP (logits become LOGIT_CAP * tanh(logit / LOGIT_CAP)), ANGLE_TABLES (of how many ropes), FIXED (1: the
 // segments of a warp all meet the same activations), NARROW (1: packed rows may be a multiple of 64 only, else they are
 // of 256), SHARED; what may be tuned: CONSUMERS, EPILOGUE, PIPELINE_STAGES (at most), POLLED (sets of 16, of two
