@@ -26,6 +26,7 @@ from tegrad.bench.kernels import PIPES, KernelRow, plan_table
 from tegrad.bench.record import Record, RecordError, Side, make
 from tegrad.hw.chips import CHIPS, Chip
 from tegrad.llm.arch import Config, tensor_name
+from tegrad.llm.cache import bytes_of
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.network import Spec
 from tegrad.nv import roles, toolchain
@@ -125,9 +126,9 @@ def step_bytes(path: Path, depth: int = 0) -> int:
         for spec in rows:
             table = tensors[tensor_name(spec)]
             total -= table.nbytes - table.nbytes // table.rows
-        windows = [depth if op.window is None else op.window - 1 for op in config.network.attends]
-        cached = sum(min(depth, window) for window in windows)
-    return total + 2 * cached * config.kv_heads * (config.head_dim + config.value_dim)
+        mixers = config.network.mixers
+        counts = [min(depth, depth if op.window is None else op.window - 1) for op in mixers]
+    return total + sum(bytes_of(config, op, count, q8=False) for op, count in zip(mixers, counts, strict=True))
 
 
 def decode_limit(path: Path, depth: int, bandwidth: Rate) -> Rate | None:

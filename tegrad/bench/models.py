@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from tegrad import kept
 from tegrad.errors import TegradError
-from tegrad.llm.arch import ARCHES, LONG_ROPE, Config, stored_name, tensor_name
+from tegrad.llm.arch import ARCHES, KV_HEADS, LONG_ROPE, Config, stored_name, tensor_name
 from tegrad.llm.errors import GgufError
 from tegrad.llm.formats import F32, PACKED, PLAIN, BlockType
 from tegrad.llm.network import Spec
@@ -149,6 +149,8 @@ class ModelShape:
     """How text is cut (tokenizer.ggml.pre), or "spm" for a SentencePiece vocabulary."""
     own: Mapping[str, Value] = field(default_factory=dict)
     """What only its family says, by the names after the family's."""
+    attends: tuple[int, ...] = ()
+    """Layers that do, where the others convolve."""
     path: str = "a shape"
     """What errors name."""
 
@@ -161,8 +163,10 @@ class ModelShape:
             "block_count": self.layers,
             "feed_forward_length": self.ffn,
             "attention.head_count": self.heads,
-            "attention.head_count_kv": self.kv_heads,
+            KV_HEADS: self.kv_heads,
         }
+        if self.attends:
+            sizes[KV_HEADS] = [self.kv_heads * (at in self.attends) for at in range(self.layers)]
         if ARCHES[self.arch].norm == "layer":
             sizes["attention.layer_norm_epsilon"] = self.eps
         else:
@@ -194,7 +198,10 @@ class ModelShape:
             return FORMATS[kind]
         output = spec is arch.output or (self.tied and spec is arch.embedding)
         name = spec.stack.name if spec.stack else spec.name
-        place = Place(name, sizes(spec.shape[-1]), layer or 0, self.layers, self.heads // self.kv_heads, output)
+        at, layers = layer or 0, self.layers
+        if self.attends and name.startswith("attn"):  # of which only so many layers have one
+            at, layers = self.attends.index(at), len(self.attends)
+        place = Place(name, sizes(spec.shape[-1]), at, layers, self.heads // self.kv_heads, output)
         return FORMATS[format_of(MIXTURES[kind], place)]
 
 
@@ -304,6 +311,18 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
         "chatglm", 151552, 4096, 13696, 40, 32, 2, 128, 131072, 151329, tied=False, eps=1.5625e-07, base=5e6,
         pieces="chatglm-bpe", own={"rope.dimension_count": 64},
     ),
+    "lfm2-350m": ModelShape(
+        "lfm2", 65536, 1024, 4608, 16, 16, 8, 64, 128000, 65000, base=1e6, pieces="lfm2",
+        own={"shortconv.l_cache": 3}, attends=(2, 5, 8, 10, 12, 14),
+    ),
+    "lfm2-1.2b": ModelShape(
+        "lfm2", 65536, 2048, 8192, 16, 32, 8, 64, 128000, 65000, base=1e6, pieces="lfm2",
+        own={"shortconv.l_cache": 3}, attends=(2, 5, 8, 10, 12, 14),
+    ),
+    "lfm2-2.6b": ModelShape(
+        "lfm2", 65536, 2048, 10752, 30, 32, 8, 64, 128000, 65000, base=1e6, pieces="lfm2",
+        own={"shortconv.l_cache": 3}, attends=(2, 5, 9, 13, 17, 21, 24, 27),
+    ),
     "starcoder2-3b": ModelShape(
         "starcoder2", 49152, 3072, 12288, 30, 24, 2, 128, 16384, 49000, base=999999.4375, pieces="starcoder",
         own={"rope.dimension_count": 128, "rope.freq_base": 999999.4375},
@@ -352,8 +371,8 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
 # fmt: on
 """Llama 3.2 1B and 3B, Llama 3.1 8B, Mistral 7B v0.3, Qwen 2.5 and 3, Gemma 2 and 3 (text), Phi-4-mini, SmolLM3,
 Granite 3.1, OLMo 2, Ministral 3 (text), Gemma, MiniCPM, InternLM 2.5, ERNIE 4.5, Qwen 2.5 VL and 3 VL (text),
-Hunyuan, Seed-OSS, EXAONE 3.5 and 4, GLM-4, StarCoder 2, Nemotron-Mini, Tiny Aya, Command R7B, Aya Expanse, Pythia,
-Jais 2, Phi-2, StableLM 3B, AFM and GPT-2 124M: from their config.json."""
+Hunyuan, LFM2, Seed-OSS, EXAONE 3.5 and 4, GLM-4, StarCoder 2, Nemotron-Mini, Tiny Aya, Command R7B, Aya Expanse,
+Pythia, Jais 2, Phi-2, StableLM 3B, AFM and GPT-2 124M: from their config.json."""
 
 
 def short(kind: BlockType) -> str:
@@ -396,7 +415,7 @@ def kinds(name: str) -> set[BlockType]:
 def _matrices(shape: ModelShape) -> Iterator[tuple[Spec, int | None]]:
     """Every matrix in the file with its layer."""
     left_out = ARCHES[shape.arch].output if shape.tied else None
-    yield from ((spec, at) for spec, at in shape.config.specs() if len(spec.shape) > 1 and spec is not left_out)
+    yield from ((spec, at) for spec, at in shape.config.specs() if spec.multiplied and spec is not left_out)
 
 
 def cache_dir() -> Path:
@@ -461,8 +480,9 @@ def _tensors(shape: ModelShape, kind: str) -> Iterator[_Tensor]:
     for name, divisors in _divisors(shape, config.rope.dim // 2):
         yield _fixed(name, divisors)
     for name, spec, layer, sizes in stored(config, shape.tied):
-        if len(sizes) == 1:
-            yield _plain(name, TYPE.F32, sizes, 1.0, 0.1)
+        if not spec.multiplied:
+            kernel = len(sizes) > 1
+            yield _plain(name, TYPE.F32, sizes, 0.0 if kernel else 1.0, sizes[-1] ** -0.5 if kernel else 0.1)
         else:
             deviation, form = _gain(config, spec) / sizes[-1] ** 0.5, shape.format(kind, spec, layer)
             if form.layout is None:

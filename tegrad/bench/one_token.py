@@ -164,12 +164,11 @@ class _Token:
         return [*plan.named, *sampled]
 
     def cached(self, role: str, layer: int | None) -> int:
-        """Bytes of keys and values that attention of a layer reads at the depth."""
-        if role != "attention" or layer is None:
+        """Bytes of what attention or a convolution of a layer reads of earlier tokens at the depth."""
+        if layer is None or role != (mixer := self.engine.config.network.mixers[layer]).role:
             return 0
-        config = self.engine.config
-        window = config.network.attends[layer].window or self.depth + 1
-        return bytes_of(min(self.depth + 1, window) * config.kv_heads * config.head_dim, self.engine._cache.q8)
+        rows = min(self.depth + 1, mixer.window or self.depth + 1)
+        return bytes_of(self.engine.config, mixer, rows, self.engine._cache.q8)
 
     def counts(self, step: Sequence[Launch], counted: Counter) -> list[Counts] | None:
         """What a board counts of each launch; None where there is none."""

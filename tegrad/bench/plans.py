@@ -184,7 +184,7 @@ class Unwritten(Gguf):
     def __init__(self, config: Config, formats: BlockType | Formats, tied: bool) -> None:
         self.path, self.tensors = Path("a shape"), {}
         for name, spec, layer, sizes in stored(config, tied):
-            if len(sizes) == 1:
+            if not spec.multiplied:
                 kind = F32
             elif isinstance(formats, BlockType):
                 kind = formats if sizes[-1] % formats.elements == 0 else F16

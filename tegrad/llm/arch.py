@@ -7,7 +7,7 @@ a row of `ARCHES`; what a file has beyond its family's row is refused by name.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import sqrt
@@ -24,9 +24,11 @@ from tegrad.llm.network import (
     Add,
     Attend,
     Block,
+    Convolve,
     Embed,
     Gate,
     Logits,
+    Mixer,
     Network,
     Norm,
     NormKind,
@@ -42,6 +44,8 @@ DEFAULT_CONTEXT: Final = 4096
 
 MOST_LAYERS: Final = 1 << 12
 """That a file may have, before its tensors are counted: some thirty times the deepest published models'."""
+MOST_TAPS: Final = 16
+"""Positions of a kernel, which a thread holds; published models have 3."""
 LARGEST_SIZE: Final = (1 << 31) - 1
 """Of any size in a file: kernels count in 32 bits."""
 MOST_RESIDUAL_SCALE: Final = 1e4
@@ -60,6 +64,19 @@ class LayerForm:
     """UNTURNED where the layer rotates nothing."""
     window: int | None = None
     """Positions that a token attends to at most, its own included."""
+    convolves: bool = False
+    """It has `Arch.convolution` in the place of attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """The tensors of layers that convolve, in the place of attention's."""
+
+    project: Spec
+    kernel: Spec
+    output: Spec
+    taps: str
+    """The value that says how many positions the kernel has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +139,8 @@ class Arch:
     layer norms, without norms after blocks."""
     parallel_by: str | None = None
     """A value that says, where it is false, that it does read that."""
+    convolution: Convolution | None = None
+    """Of layers that a file says have no key heads."""
     values: tuple[str, ...] = ()
     """Of `_REFUSED`, those that the family's files may have."""
     needs: tuple[str, ...] = ()
@@ -151,19 +170,19 @@ class Arch:
 
     def network(self, config: Config) -> Network:
         """What a model of the family computes."""
-        forms = config.forms or (LayerForm(config.rope),) * config.layers
         return Network(
             Embed(
                 self.embedding, self.positions, sqrt(config.dim) if self.scaled_embedding else config.embedding_scale
             ),
-            tuple(self._block(config, form) for form in forms),
+            tuple(self._block(config, form) for form in config.layer_forms),
             Logits(Norm(self.output_norm, self.norm, config.logit_scale), self.output, config.logit_cap),
         )
 
     def _block(self, config: Config, form: LayerForm) -> Block:
         """The operations of a layer."""
         wide = config.layers == self.dim_scaled
-        attend = Attend(
+        qkv, attn_output = self.qkv, self.attn_output
+        mixer: Mixer = Attend(
             self.rope if form.rope.dim else "none",
             form.rope,
             config.attention_scale or 1 / sqrt(config.dim // config.heads if wide else config.head_dim),
@@ -174,20 +193,23 @@ class Arch:
             config.score_cap,
             config.temperature,
         )
+        if form.convolves and (own := self.convolution) is not None:
+            qkv, mixer, attn_output = (own.project,), Convolve(own.kernel, config.taps), own.output
 
         def norm(spec: Spec | None) -> Norm | None:
             return None if spec is None else Norm(spec, self.norm)
 
-        project = Project(norm(self.attn_norm), self.qkv)
-        mixed = Add(self.attn_output, "mixed", norm(self.attn_post_norm))
+        project = Project(norm(self.attn_norm), qkv)
+        mixed = Add(attn_output, "mixed", norm(self.attn_post_norm))
         gate = Gate(norm(self.ffn_norm), self.gate, self.up, self.activation)
         hidden = Add(self.down, "hidden", norm(self.ffn_post_norm))
-        return (project, gate, attend, hidden, mixed) if self.parallel else (project, attend, mixed, gate, hidden)
+        return (project, gate, mixer, hidden, mixed) if self.parallel else (project, mixer, mixed, gate, hidden)
 
 
 SCALES: Final = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
 """What scores, embeddings, and what blocks add are multiplied by, and logits divided by, or in some families
 multiplied; 0 stands for the usual."""
+KV_HEADS: Final = "attention.head_count_kv"
 TEMPERATURE: Final = "attention.temperature_scale"
 """`Temperature.scale`; its period is the context before YaRN."""
 NEXT: Final = "nextn_predict_layers"
@@ -312,6 +334,19 @@ SECTIONS: Final = "rope.dimension_sections"
 """How many pairs of a head rotate by an image's rows, columns and time: for text all three are the position."""
 QWEN2_VL: Final = replace(QWEN2, name="qwen2vl", values=(SECTIONS,))
 """The text models of Qwen2-VL and Qwen2.5-VL."""
+LFM2: Final = replace(
+    QWEN3,
+    name="lfm2",
+    output_norm=Spec("token_embd_norm", ("dim",)),
+    convolution=Convolution(
+        Spec("shortconv.in_proj", ("dim+dim+dim", "dim")),
+        Spec("shortconv.conv", ("dim", "taps")),
+        Spec("shortconv.out_proj", ("dim", "dim")),
+        "shortconv.l_cache",
+    ),
+)
+"""LFM2 and LFM2.5, without experts: most layers convolve. The last norm has the embedding's name, as converted."""
+
 QWEN3_VL: Final = replace(QWEN3, name="qwen3vl", values=(SECTIONS,))
 
 SEED_OSS: Final = replace(QWEN2, name="seed_oss", ffn_norm=Spec("post_attention_norm", ("dim",)))
@@ -461,7 +496,7 @@ ARCHES: Final[Mapping[str, Arch]] = {
     arch.name: arch
     for arch in (
         *(LLAMA, MISTRAL3, MINICPM, GRANITE, SMOLLM3, INTERNLM2, ERNIE4_5, ARCEE),
-        *(QWEN2, QWEN3, QWEN2_VL, QWEN3_VL, HUNYUAN, SEED_OSS, EXAONE, EXAONE4, PHI3, GLM4, CHATGLM),
+        *(QWEN2, QWEN3, LFM2, QWEN2_VL, QWEN3_VL, HUNYUAN, SEED_OSS, EXAONE, EXAONE4, PHI3, GLM4, CHATGLM),
         *(MAINCODER, PANGU, OLMO2, GEMMA, GEMMA2, GEMMA3, GPT2, STARCODER2, NEMOTRON, JAIS2, STABLELM, GPTNEOX, PHI2),
         *(COMMAND_R, COHERE2),
     )
@@ -542,6 +577,8 @@ class Config:
     """Logits are multiplied by it."""
     temperature: Temperature | None = None
     """Of every layer."""
+    taps: int = 0
+    """Positions that a layer which convolves reads."""
     ahead: int = 0
     """Blocks of the file behind its layers, whose tensors are left alone."""
     own: Config | None = None
@@ -652,17 +689,39 @@ class Config:
             "key": self.kv_heads * self.head_dim,
             "value": self.kv_heads * self.value_dim,
             "mixed": self.heads * self.value_dim,
+            "taps": self.taps,
         }
 
     def size(self, name: str) -> int:
         """A size as a `Spec.shape` names it, "a+b" included."""
         return sum(self.sizes[part] for part in name.split("+"))
 
+    @property
+    def layer_forms(self) -> tuple[LayerForm, ...]:
+        """Each layer's form."""
+        return self.forms or (LayerForm(self.rope),) * self.layers
+
+    @property
+    def projected(self) -> int:
+        """Elements that a layer's `Project` makes, at most."""
+        return max(sum(self.size(spec.shape[0]) for spec in self.network.project(at).matrices) for at in self._kinds)
+
+    @property
+    def mixed(self) -> int:
+        """Elements that are mixed in a layer, at most."""
+        adds = [op for at in self._kinds for op in self.network.blocks[at] if isinstance(op, Add)]
+        return max(self.size(add.matrix.shape[1]) for add in adds if add.reads == "mixed")
+
+    @property
+    def _kinds(self) -> Iterable[int]:
+        """A layer that attends, and one that convolves, if any does."""
+        return {form.convolves: at for at, form in enumerate(self.layer_forms)}.values()
+
     @classmethod
     def read(cls, file: Gguf) -> Self:
         """The sizes of a file's model; raises UnsupportedModelError or GgufError."""
         config = cls.of(file, lambda spec: file.tensor(tensor_name(spec)).shaped(2).shape)
-        config = replace(config, arch=_as_stored(config.arch, file))
+        config = replace(config, arch=_as_stored(config, file))
         config._check_all(file)
         return config
 
@@ -706,7 +765,7 @@ class Config:
             dim=dim,
             ffn=get.size(f"{name}.feed_forward_length"),
             heads=heads,
-            kv_heads=get.size(f"{name}.attention.head_count_kv", heads),
+            kv_heads=get.size(f"{name}.{KV_HEADS}", heads, but_zeros=arch.convolution is not None),
             head_dim=head_dim,
             value_dim=get.size(f"{name}.attention.value_length", dim // heads),
             eps=get.number(f"{name}.{_EPS[arch.norm]}") / residual**2,
@@ -719,6 +778,7 @@ class Config:
             embedding_scale=(scales.get("embedding_scale") or 1.0) / residual,
             logit_scale=(scales.get("logit_scale") or 1.0) ** (1 if arch.logits_multiplied else -1),
             temperature=_temperature(get, arch, context),
+            taps=0 if arch.convolution is None else _taps(get, f"{name}.{arch.convolution.taps}"),
             ahead=ahead,
         )
         uneven = config.heads % config.kv_heads or config.rope.dim % 2 or config.rope.dim > head_dim
@@ -751,7 +811,7 @@ class Config:
         """Every tensor of the model, with its layer, in the order of use; the output at the end."""
         net = self.network
         yield from ((spec, None) for spec in net.once)
-        yield from ((spec, layer) for layer in range(self.layers) for spec in net.each_layer)
+        yield from ((spec, layer) for layer in range(self.layers) for spec in net.of_layer(layer))
         yield self.arch.output, None
 
     def tensors(self, file: Gguf) -> Iterator[TensorInfo]:
@@ -775,17 +835,19 @@ class Config:
         expected = own if stack is None else (sum(map(self.size, stack.sizes)), *own[1:])
         if info.shape != expected:
             raise file.corrupt(f"tensor {info.name!r} has the shape {info.shape}, {expected} expected")
+        if not spec.multiplied:
+            self.vector(file, info.name, *expected)
         if stack is None:
             return info
         return replace(info.cut(map(self.size, stack.sizes))[stack.at], name=tensor_name(spec, layer))
 
-    def vector(self, file: Gguf, name: str, size: int) -> TensorInfo | None:
-        """An optional F32 vector such as a bias, its size checked."""
+    def vector(self, file: Gguf, name: str, *shape: int) -> TensorInfo | None:
+        """An optional F32 vector such as a bias, or one for each element, its shape checked."""
         if (info := file.tensors.get(name)) is None:
             return None
-        info = info.shaped(1)
-        if info.shape != (size,) or info.type is not F32:
-            raise file.corrupt(f"tensor {name!r} is {info.type.name} {info.shape}, F32 {(size,)} expected")
+        info = info.shaped(len(shape))
+        if info.shape != shape or info.type is not F32:
+            raise file.corrupt(f"tensor {name!r} is {info.type.name} {info.shape}, F32 {shape} expected")
         return info
 
     def rope_divisors(self, file: Gguf) -> Divisors:
@@ -828,11 +890,12 @@ def _refuse(get: _Reader, arch: Arch) -> None:
         raise UnsupportedModelError(f"{get.file.path} rotates no heads, which we do not run: choose another")
 
 
-def _as_stored(arch: Arch, file: Gguf) -> Arch:
+def _as_stored(config: Config, file: Gguf) -> Arch:
     """The family, its queries, keys and values in one tensor or three as the file has them, and with biases or none."""
+    arch, first = config.arch, next(at for at, form in enumerate(config.layer_forms) if not form.convolves)
 
     def has(name: str) -> bool:
-        return f"blk.0.{name}" in file.tensors
+        return f"blk.{first}.{name}" in file.tensors
 
     one, must = len(arch.qkv) == 1, arch.qkv[0].bias == "must"
     if has("attn_qkv.weight"):
@@ -850,9 +913,26 @@ def _window(get: _Reader, name: str) -> int | None:
 
 def _forms(get: _Reader, arch: Arch, rope: Rope, layers: int) -> tuple[LayerForm, ...]:
     """Each layer's form, or none where all are alike."""
+    if arch.convolution is not None:
+        return _convolved(get, arch.name, rope, layers)
     if arch.unturned is not None:
         return tuple(LayerForm(rope if (at + 1) % arch.unturned else UNTURNED) for at in range(layers))
     return () if arch.windows is None else _windowed(get, arch.name, arch.windows, rope, layers)
+
+
+def _taps(get: _Reader, key: str) -> int:
+    if (taps := get.size(key)) > MOST_TAPS:
+        raise UnsupportedModelError(f"{get.file.path} convolves {taps} positions ({key}), {MOST_TAPS} at most are run")
+    return taps
+
+
+def _convolved(get: _Reader, name: str, rope: Rope, layers: int) -> tuple[LayerForm, ...]:
+    """Each layer's form in a family some of whose layers convolve: those without key heads."""
+    if not isinstance(heads := get.file.metadata.get(key := f"{name}.{KV_HEADS}"), list):
+        return ()
+    if len(heads) < layers or not any(heads[:layers]):
+        raise get.file.corrupt(f"{key} = {shown(heads)} for {layers} layers, of which some attend")
+    return tuple(LayerForm(rope, convolves=count == 0) for count in heads[:layers])
 
 
 def _windowed(get: _Reader, name: str, windows: Windows, rope: Rope, layers: int) -> tuple[LayerForm, ...]:
@@ -952,11 +1032,13 @@ class _Reader:
             raise self.file.corrupt(f"{key} = {value:g}")
         return value
 
-    def size(self, key: str, default: int | None = None) -> int:
-        """A positive int. A list of one size per layer is accepted where all are equal."""
+    def size(self, key: str, default: int | None = None, *, but_zeros: bool = False) -> int:
+        """A positive int. A list of one size per layer is accepted where all are equal, or all but zeros."""
         if default is not None and key not in self.file.metadata:
             return default
         value = self.file.metadata.get(key)
+        if isinstance(value, list) and but_zeros and any(value):
+            value = [entry for entry in value if entry != 0]
         if isinstance(value, list) and value and all(entry == value[0] for entry in value):
             value = value[0]
         elif isinstance(value, list):

@@ -24,14 +24,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from tegrad.llm import embedding
+from tegrad.llm import convolution, embedding
 from tegrad.llm.attention import Attention
 from tegrad.llm.cache import BLOCK_POSITIONS, KvCache
 from tegrad.llm.chips import kernels_of
 from tegrad.llm.closing import Closing
 from tegrad.llm.errors import ContextError, ModelError, NoRoom
 from tegrad.llm.gemm import SMALL_M, TilePicker, pick_alike, pick_quickest
-from tegrad.llm.network import Attend
+from tegrad.llm.network import Attend, Convolve, Mixer
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.pool import Lease, Pool
@@ -149,7 +149,7 @@ class Batch(Closing):
             blocks = slots * -(-held // BLOCK_POSITIONS) if blocks is None else blocks
             held = min(held, blocks * BLOCK_POSITIONS)
             if sizes is None:  # a ring has room for a chunk, in each slot
-                rings = any(op.window is not None for op in self.config.network.attends)
+                rings = any(op.window is not None for op in self.config.network.mixers)
                 sizes = chunk_sizes(self.device.arch, MOST_PADDED if rings else held)
             self._sizes = tuple(sorted(sizes))
             self._shared_sizes = tuple(size for size in self._sizes if size <= MOST_PADDED) or self._sizes
@@ -172,7 +172,10 @@ class Batch(Closing):
             workspace.callback(self._rows.close)
             self.logits = workspace.take(4 * slots * self.config.vocab, LOGITS_SPEC)
             attention = [
-                self._attention(width, at, op) for width in self.widths for at, op in enumerate(rows.network.attends)
+                self._attention(width, at, op)
+                for width in self.widths
+                for at, op in enumerate(rows.network.mixers)
+                if isinstance(op, Attend)
             ]
             self._space = (
                 workspace.take(max(each.workspace_bytes for each in attention)),
@@ -300,7 +303,7 @@ class Batch(Closing):
             embedding.launch(self.model, rows.programs, self.states.states, rows.x, width, OVERLAP=rows.overlaps(width))
         ]
         for at in range(self.config.layers):
-            launches += rows.layer(at, width, chunk, partial(self._attend, width))
+            launches += rows.layer(at, width, chunk, partial(self._mix, width))
         launches += rows.logits(self.logits, width, chunk)
         return [*launches, *self._sampling.launches(self.states, settings, logits=self.logits, slots=width)]
 
@@ -436,8 +439,15 @@ class Batch(Closing):
         order = {"SPLITS": few.splits, "ATTENTION_WARPS": most.warps, "ATTENTION_LOADS": most.loads}
         return replace(made, tuning={**(made.tuning or {}), **order})
 
-    def _attend(self, width: int, at: int, op: Attend) -> list[Launch]:
+    def _mix(self, width: int, at: int, op: Mixer) -> list[Launch]:
         rows, out = self._rows, self._rows.mixed
+        if isinstance(op, Convolve):
+            kernel = self.model.layers[at].vectors[op.kernel.name]
+            convolve = convolution.launch(
+                rows.programs, self.config, op, self.states.states, rows.qkv, kernel, self.cache.layers[at], (out,) * 3,
+                rows=width, halves=True, overlap=rows.overlaps(width),
+            )  # fmt: skip
+            return [convolve]
         launch = self._attention(width, at, op).launch(
             rows.programs, self.states.states, rows.qkv, self.model.layers[at].head_norms(op, rows.x),
             rows.turns(op.rope), self.cache.layers[at], self._space, (out, out, out),

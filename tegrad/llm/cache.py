@@ -2,7 +2,8 @@
 
 Of each layer there is a buffer for keys and one for values, (slots, kv heads, positions, head dim): in f16, or in int8
 with f16 scales of 32 elements each in buffers of their own. Keys are stored rotated. A layer that attends within a
-window has no more rows than the window and a chunk of a prompt need, and position p lies in row p % rows.
+window has no more rows than the window and a chunk of a prompt need, and position p lies in row p % rows. So it is
+with a layer that convolves, which has one buffer (slots, rows, dim) of float32.
 
 In a cache made of `blocks`, layers that keep all positions are pools (blocks, kv heads, BLOCK_POSITIONS, head dim), and
 position p of a slot lies in block `table[slot][p // BLOCK_POSITIONS]`, the same one in each of these layers.
@@ -19,7 +20,7 @@ import numpy as np
 from tegrad.llm.arch import Config
 from tegrad.llm.closing import Closing
 from tegrad.llm.errors import OutOfMemory, UnsupportedModelError
-from tegrad.llm.network import Attend
+from tegrad.llm.network import Convolve, Mixer
 from tegrad.llm.rings import Rings, rows_of
 from tegrad.llm.workspace import Workspace
 from tegrad.nv import roles
@@ -38,14 +39,16 @@ TABLE_SPEC: Final = MemorySpec(cpu_access=True, nolru=True, role=roles.STATE)
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's buffers; of an f16 cache, the scales are the elements' own buffers, which nobody reads as scales."""
+    """One layer's buffers; of an f16 cache, the scales are the elements' own buffers, which nobody reads as scales.
+
+    Of a layer that convolves all are the one that it has."""
 
     keys: Buffer
     values: Buffer
     key_scales: Buffer
     value_scales: Buffer
     rows: int
-    """Of a sequence's KV head."""
+    """Of a sequence's KV head, or of a sequence."""
     table: Buffer | None = None
     """int32 (slots, `table_blocks`), where the layer is a pool of blocks."""
     table_blocks: int | None = None
@@ -61,20 +64,23 @@ def pool_macros(table_blocks: int | None) -> dict[str, int]:
     return {} if table_blocks is None else {"BLOCK_POSITIONS": BLOCK_POSITIONS, "TABLE_BLOCKS": table_blocks}
 
 
-def pooled(op: Attend, positions: int) -> bool:
+def pooled(op: Mixer, positions: int) -> bool:
     """Whether a layer of a cache that is made of blocks is a pool of them: it keeps all positions."""
     return op.window_within(positions) is None
 
 
-def held(op: Attend, positions: int, ahead: int, slots: int = 1, blocks: int | None = None) -> int:
+def held(op: Mixer, positions: int, ahead: int, slots: int = 1, blocks: int | None = None) -> int:
     """Positions that a layer keeps, those of all sequences together."""
     if blocks is not None and pooled(op, positions):
         return blocks * BLOCK_POSITIONS
     return slots * rows_of(op, positions, ahead)
 
 
-def bytes_of(elements: int, q8: bool) -> int:
-    """Bytes that so many elements of keys, and as many of values, take."""
+def bytes_of(config: Config, op: Mixer, rows: int, q8: bool) -> int:
+    """Bytes that a layer's keys and values of so many positions take, or what it keeps of them to convolve."""
+    if isinstance(op, Convolve):
+        return 4 * config.dim * rows
+    elements = config.kv_heads * config.head_dim * rows
     return 2 * (elements * 17 // 16 if q8 else 2 * elements)
 
 
@@ -98,27 +104,27 @@ class KvCache(Closing):
                 f"a q8_0 cache has blocks of 32, which heads of {config.head_dim} are not made of"
             )
         self.positions, self.slots, self.q8, self.ahead = positions, slots, q8, ahead
-        attends, head = config.network.attends, config.kv_heads * config.head_dim
-        rows = [rows_of(op, positions, ahead) for op in attends]
-        self.rings = Rings(attends, rows, positions, slots)
-        pools = [blocks is not None and pooled(op, positions) for op in attends]
+        mixers = config.network.mixers
+        rows = [rows_of(op, positions, ahead) for op in mixers]
+        self.rings = Rings(mixers, rows, positions, slots)
+        pools = [blocks is not None and pooled(op, positions) for op in mixers]
         self.shareable = all(pools)
         """Whether all that a sequence leaves lies in blocks."""
-        counts = [held(op, positions, ahead, slots, blocks) for op in attends]
+        sizes = [bytes_of(config, op, held(op, positions, ahead, slots, blocks), q8) for op in mixers]
         self._workspace = Workspace(device, SPEC)
         self._table_blocks = -(-positions // BLOCK_POSITIONS)
         try:
             self._table = None if blocks is None else self._workspace.take(4 * slots * self._table_blocks, TABLE_SPEC)
             self.layers = tuple(
-                self._layer(head * count, each, pool) for count, each, pool in zip(counts, rows, pools, strict=True)
+                self._layer(op, size, each, pool)
+                for op, size, each, pool in zip(mixers, sizes, rows, pools, strict=True)
             )
         except BaseException as error:
             self.close()
             if isinstance(error, MemoryError):
-                size = bytes_of(head * sum(counts), q8)
                 many = f"{slots} x {positions}" if blocks is None else f"{blocks * BLOCK_POSITIONS}"
                 raise OutOfMemory(
-                    f"a cache of {many} positions needs {size / 2**20:,.0f} MiB, more than is free: "
+                    f"a cache of {many} positions needs {sum(sizes) / 2**20:,.0f} MiB, more than is free: "
                     "ask for a shorter context"
                 ) from error
             raise
@@ -135,8 +141,12 @@ class KvCache(Closing):
         """Free the buffers. Closing twice is harmless."""
         self._workspace.close()
 
-    def _layer(self, elements: int, rows: int, pool: bool) -> LayerCache:
+    def _layer(self, op: Mixer, size: int, rows: int, pool: bool) -> LayerCache:
         table, take = (self._table, self._table_blocks) if pool else (None, None), self._workspace.take
+        if isinstance(op, Convolve):
+            kept = take(size)
+            return LayerCache(kept, kept, kept, kept, rows)
+        elements = size // 2 * 16 // 17 if self.q8 else size // 4
         keys, values = (take(elements if self.q8 else 2 * elements) for _ in range(2))
         if not self.q8:
             return LayerCache(keys, values, keys, values, rows, *table)

@@ -71,7 +71,9 @@ class Footprint:
         config = own.filled()
         weights = sum(info.nbytes + ALIGN for info in file.tensors.values() if info.rows == 1)
         for spec, layer in config.specs():
-            if len(spec.shape) > 1 and stored_name(spec, layer) in file.tensors:
+            if not spec.multiplied and len(spec.shape) > 1:
+                weights += own.check(file, spec, layer).nbytes + ALIGN
+            if spec.multiplied and stored_name(spec, layer) in file.tensors:
                 kind, (rows, columns) = own.check(file, spec, layer).type, map(config.size, spec.shape)
                 packing.check(kind, columns)
                 weights += packing.packed_bytes(kind, rows, columns)
@@ -79,31 +81,37 @@ class Footprint:
 
     def at(self, positions: int) -> int:
         """Bytes with a context of so many positions."""
-        rows = sum(held(op, positions, AHEAD) for op in self.config.network.attends)
-        return self._bytes(positions, rows, AHEAD, 2 * 4 * self.config.vocab)
+        return self._bytes(positions, self._cached(positions), AHEAD, 2 * 4 * self.config.vocab)
 
     def batch(self, positions: int, slots: int, blocks: int) -> int:
         """Bytes of a `Batch` of so many sequences of up to `positions`, that share so many blocks."""
-        rows = sum(held(op, positions, AHEAD, slots, blocks) for op in self.config.network.attends)
         return self._bytes(
-            positions, rows, AHEAD + slots, slots * (int(SAMPLING_OF_TOKEN * self.config.vocab) + SAMPLING)
+            positions,
+            self._cached(positions, slots, blocks),
+            AHEAD + slots,
+            slots * (int(SAMPLING_OF_TOKEN * self.config.vocab) + SAMPLING),
         )
 
+    def _cached(self, positions: int, slots: int = 1, blocks: int | None = None) -> int:
+        """Bytes of keys and values."""
+        mixers = self.config.network.mixers
+        rows = [held(op, positions, AHEAD, slots, blocks) for op in mixers]
+        return sum(bytes_of(self.config, op, count, self.q8) for op, count in zip(mixers, rows, strict=True))
+
     def _bytes(self, positions: int, cached: int, rows: int, ends: int) -> int:
-        """With so many rows of keys and values, `rows` of work space, and `ends` bytes for logits and sampling."""
+        """With so many bytes of keys and values, `rows` of work space, and `ends` bytes for logits and sampling."""
         config = self.config
         normed = config.network.last_add.norm is not None
         sizes = {
             "x, and apart from it what is normed before it is added": 4 * config.dim * (1 + normed),
             "normed": 2 * config.dim,
-            "queries, keys, values": 4 * config.size("query+key+value") + 2 * config.size("query"),
-            "mixed": 2 * config.size("mixed"),
+            "queries, keys, values": 4 * config.projected + 2 * config.size("query"),
+            "mixed": 2 * config.mixed,
             "hidden": 2 * config.ffn,
         }
         ropes = {op.rope for op in config.network.attends}
         angles = 2 * sum(4 * rope.dim for rope in ropes)  # a decode step has a table, and so have prompts
-        keys_values = bytes_of(config.kv_heads * config.head_dim * cached, self.q8)
-        return self.weights + keys_values + rows * sum(sizes.values()) + positions * angles + ends + ALLOWANCE
+        return self.weights + cached + rows * sum(sizes.values()) + positions * angles + ends + ALLOWANCE
 
     def longest(self, room: int) -> int:
         """The longest context that fits into so many bytes; 0 where none does."""

@@ -14,7 +14,7 @@ from tinygrad.dtype import DType
 from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.gguf import Gguf, Progress
-from tegrad.llm.network import Add, Attend, Gate, Inner, Project, Spec
+from tegrad.llm.network import Add, Attend, Convolve, Gate, Inner, Mixer, Project, Spec
 from tegrad.llm.rings import rows_of
 from tegrad.llm.rope import Rope
 from tegrad.llm.weights import Joined, LayerNorm, Loader, Matrix, Norm
@@ -25,11 +25,14 @@ class Layer:
     """One layer's weights, by the names of their specs."""
 
     qkv: Joined
+    """Those of `Project`."""
     matrices: Mapping[str, Matrix]
-    """All but those of queries, keys and values."""
+    """The others."""
     norms: Mapping[str, Norm | LayerNorm]
     """Of the residual stream."""
     head_norms: Mapping[str, Norm]
+    kernels: Mapping[str, Tensor]
+    """Of convolutions."""
 
     def norm(self, op: Project | Gate | Add) -> Norm | LayerNorm | None:
         """An operation's, if it has one."""
@@ -45,9 +48,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Keys and values of one session's tokens: a layer's are (kv_heads, rows, head_dim + value_dim).
+    """Keys and values of one session's tokens: a layer's are (kv_heads, rows, head_dim + value_dim). What a convolution
+    keeps is float32 (1, rows, dim).
 
-    Rows are positions, but of layers within a window, which have position p in row p % rows.
+    Rows are positions, but of layers within a window or that convolve, which have position p in row p % rows.
     """
 
     positions: int
@@ -82,21 +86,24 @@ class Model:
 
     def _layer(self, load: Loader, at: int) -> Layer:
         net = self.network
-        qkv = load.joined(net.project.matrices, at)
+        qkv = load.joined(net.project(at).matrices, at)
         matrices: dict[str, Matrix] = {}
         norms: dict[str, Norm | LayerNorm] = {}
         head_norms: dict[str, Norm] = {}
+        kernels: dict[str, Tensor] = {}
         for op in net.blocks[at]:
             match op:
                 case Attend():
                     head_norms |= {spec.name: load.head_norm(spec, at) for spec in op.specs}
+                case Convolve():
+                    kernels[op.kernel.name] = load.kernel(op.kernel, at)
                 case Gate():
                     matrices |= {spec.name: load.matrix(spec, at) for spec in op.matrices}
                 case Add():
                     matrices[op.matrix.name] = load.matrix(op.matrix, at)
-            if not isinstance(op, Attend) and op.norm is not None:
+            if not isinstance(op, Mixer) and op.norm is not None:
                 norms[op.norm.spec.name] = load.norm(op.norm, at)
-        return Layer(qkv, matrices, norms, head_norms)
+        return Layer(qkv, matrices, norms, head_norms, kernels)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: str | None = None, progress: Progress | None = None) -> Self:
@@ -113,16 +120,19 @@ class Model:
         Up to `ahead` of them may be written at once.
         """
         c = self.config
-        rows = [rows_of(op, positions, ahead) for op in self.network.attends]
-        shapes = [(c.kv_heads, each, c.head_dim + c.value_dim) for each in rows]
-        layers = tuple(Tensor.empty(*shape, dtype=dtype, device=self.device).realize() for shape in shapes)
+        forms = [
+            ((1, rows, c.dim), dtypes.float32) if isinstance(op, Convolve)
+            else ((c.kv_heads, rows, c.head_dim + c.value_dim), dtype)
+            for op in self.network.mixers for rows in (rows_of(op, positions, ahead),)
+        ]  # fmt: skip
+        layers = tuple(Tensor.empty(*shape, dtype=kind, device=self.device).realize() for shape, kind in forms)
         try:
             ropes = {op.rope for op in self.network.attends if op.rope.dim}
             turns = {rope: self._turns(rope, positions) for rope in ropes}
             for layer in layers:
                 layer.uop.buffer.ensure_allocated()
         except MemoryError as error:
-            size = sum(map(prod, shapes)) * dtype.itemsize
+            size = sum(prod(shape) * kind.itemsize for shape, kind in forms)
             raise self._out_of_memory(f"a context of {positions} tokens", size, "ask for a smaller one") from error
         return Cache(positions, layers, turns)
 
@@ -165,6 +175,8 @@ class Model:
                     kept, turns = cache.layers[at], cache.turns.get(op.rope)
                     ring = kept.shape[1] < cache.positions
                     made["mixed"] = self._attention(op, layer, qkv, kept, turns, start, ring=ring)
+                case Convolve():
+                    made["mixed"] = _convolution(op, layer.kernels[op.kernel.name], qkv, cache.layers[at], start)
                 case Gate():
                     made["hidden"] = self._gated(op, layer, x).contiguous()
                 case Add():
@@ -242,6 +254,21 @@ def _around(kept: Tensor, new: Tensor, start: UOp | int) -> tuple[Tensor, Tensor
     spread = new if count == 1 else new[:, fresh.maximum(0)]
     whole = (fresh >= 0).reshape(1, rows, 1).where(spread, kept)
     return Tensor(kept.uop.after(kept.uop.store(whole.uop))).float(), positions
+
+
+def _convolution(op: Convolve, kernel: Tensor, products: Sequence[Tensor], kept: Tensor, start: UOp | int) -> Tensor:
+    """Mixed values (count, dim); adds what later tokens read of the new ones to what is kept (1, rows, dim)."""
+    first, second, third = products
+    count = first.shape[0]
+    kept, _ = _around(kept, (first * third).contiguous().unsqueeze(0), start)
+    rows = kept.shape[1]
+    own = Tensor.arange(count) + (start + rows)
+    mixed = Tensor.zeros_like(first)
+    for tap in range(op.taps):
+        back = op.taps - 1 - tap
+        there = kept[0, (own - back) % rows]
+        mixed = mixed + (own - rows >= back).reshape(count, 1).where(there, 0.0) * kernel[:, tap]
+    return (second * mixed).contiguous()
 
 
 def _capped(x: Tensor, cap: float | None) -> Tensor:

@@ -25,7 +25,7 @@ Rotation: TypeAlias = Literal["interleaved", "halves", "none"]
 ActivationKind: TypeAlias = Literal["silu", "gelu", "relu2"]
 """gelu is its approximation by tanh; relu2 the square of what is above zero."""
 Inner: TypeAlias = Literal["mixed", "hidden"]
-"""What an `Add` multiplies: what `Attend` or `Gate` made."""
+"""What an `Add` multiplies: what `Attend` or `Convolve`, or what `Gate` made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,11 @@ class Spec:
     def parts(self) -> tuple[str, ...]:
         """Names of the sizes whose rows lie below one another."""
         return tuple(self.shape[0].split("+"))
+
+    @property
+    def multiplied(self) -> bool:
+        """Whether it is a matrix of products or of rows to choose from, not float32s that go with single elements."""
+        return len(self.shape) > 1 and self.shape[-1] != "taps"
 
 
 def present(*specs: Spec | None) -> tuple[Spec, ...]:
@@ -93,8 +98,8 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """Queries, keys and values: products of the stream, normalized where there is such a norm, with matrices whose rows
-    are these, in this order."""
+    """Queries, keys and values, or what `Convolve` reads: products of the stream, normalized where there is such a
+    norm, with matrices whose rows are these, in this order."""
 
     norm: Norm | None
     matrices: tuple[Spec, ...]
@@ -156,6 +161,35 @@ class Attend:
     def specs(self) -> tuple[Spec, ...]:
         """Its tensors."""
         return present(self.query_norm, self.key_norm)
+
+
+@dataclass(frozen=True, slots=True)
+class Convolve:
+    """A short convolution in the place of attention. `Project` makes three vectors, one after the other. The product of
+    the first and the third goes into the cache; this token's and those of the ones before, `taps` in all, are summed,
+    each times its column of the kernel (dim, taps), the token's own being the last. Times the second it is "mixed"."""
+
+    kernel: Spec
+    taps: int
+
+    @property
+    def window(self) -> int:
+        """Positions that are read, the token's own included."""
+        return self.taps
+
+    def window_within(self, positions: int) -> int:
+        """The window; a cache of any number of positions is a ring."""
+        return self.taps
+
+    @property
+    def role(self) -> Literal["convolution"]:
+        """Its name beside those of products."""
+        return "convolution"
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """Its tensor."""
+        return (self.kernel,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +257,9 @@ class Logits:
         return "logits"
 
 
-Op: TypeAlias = Project | Attend | Gate | Add
+Mixer: TypeAlias = Attend | Convolve
+"""What reads other tokens."""
+Op: TypeAlias = Project | Mixer | Gate | Add
 Block: TypeAlias = tuple[Op, ...]
 """In a parallel one `Gate` stands before the first `Add`, so that it reads the stream that `Project` reads; attention
 and additions stand where what they read has had time to come."""
@@ -237,7 +273,8 @@ class Network:
 
     embed: Embed
     blocks: tuple[Block, ...]
-    """Of each layer. They are the same operations in the same order, of the same tensors; only what `Attend` does with
+    """Of each layer. They are the same operations in the same order, of the same tensors, but where some attend and
+    others convolve: these have what mixes, and the products before and after, of their own. What `Attend` does with
     positions may differ from layer to layer."""
     logits: Logits
 
@@ -251,20 +288,28 @@ class Network:
         """The tensors of a model beside its layers, apart from the output, which may be missing."""
         return (*self.embed.specs, self.logits.norm.spec)
 
-    @property
-    def each_layer(self) -> tuple[Spec, ...]:
+    def of_layer(self, layer: int) -> tuple[Spec, ...]:
         """The tensors of a layer, each once."""
-        return tuple(dict.fromkeys(spec for op in self.blocks[0] for spec in op.specs))
+        return tuple(dict.fromkeys(spec for op in self.blocks[layer] for spec in op.specs))
 
-    @property
-    def project(self) -> Project:
-        """Every block's one projection."""
-        return next(op for op in self.blocks[0] if isinstance(op, Project))
+    def project(self, layer: int) -> Project:
+        """A block's one projection."""
+        return next(op for op in self.blocks[layer] if isinstance(op, Project))
+
+    @cached_property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """Each layer's one attention or convolution."""
+        return tuple(op for block in self.blocks for op in block if isinstance(op, Mixer))
 
     @cached_property
     def attends(self) -> tuple[Attend, ...]:
-        """Each layer's one attention."""
-        return tuple(op for block in self.blocks for op in block if isinstance(op, Attend))
+        """Those that are attention, which is each layer's in a model that does not convolve."""
+        return tuple(op for op in self.mixers if isinstance(op, Attend))
+
+    @property
+    def convolves(self) -> bool:
+        """Whether any layer does."""
+        return len(self.attends) < self.layers
 
     @property
     def gate(self) -> Gate:
@@ -344,8 +389,8 @@ class Network:
         match op:
             case Project():
                 return ()
-            case Attend() | Gate():
-                inner = "mixed" if isinstance(op, Attend) else "hidden"
+            case Attend() | Convolve() | Gate():
+                inner = "hidden" if isinstance(op, Gate) else "mixed"
                 adds = (one for one in self.blocks[layer] if isinstance(one, Add) and one.reads == inner)
                 return tuple((layer, add) for add in adds)
         at, reader = self.reader(layer, op)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from math import sqrt
+from math import prod, sqrt
 from typing import Final, Self
 
 import numpy as np
@@ -23,7 +23,7 @@ from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.formats import F16, F32, PLAIN, BlockType
 from tegrad.llm.gguf import Gguf, Progress, TensorInfo
 from tegrad.llm.matvec import Part
-from tegrad.llm.network import Attend, Logits, Op, Project, Spec
+from tegrad.llm.network import Attend, Convolve, Logits, Op, Project, Spec
 from tegrad.llm.programs import Programs
 from tegrad.llm.state import STATE_SPEC
 from tegrad.llm.stream import PIECE_BYTES, Piece, Stream
@@ -139,7 +139,7 @@ class PackedLoader:
                 at += 4 * part
             else:
                 own = buffer.offset(at, part.nbytes)
-                self._plan(_pieces(part, own, 0, part.nbytes), own)
+                self._plan(_pieces(part, own, 0, part.nbytes // part.rows), own)
                 at += part.nbytes
         return buffer
 
@@ -211,11 +211,12 @@ class PackedLayer:
     """One transformer block's weights, by their names in the file ("attn_norm", "ffn_down", "attn_norm.bias")."""
 
     matrices: Mapping[str, PackedMatrix]
-    """All but those of queries, keys and values."""
+    """All but those of `Project`."""
     vectors: Mapping[str, Buffer]
     """float32."""
     qkv: tuple[PackedMatrix, ...]
-    """Queries', keys' and values' rows in this order; neighbours that are packed alike are one matrix."""
+    """What `Project` makes, queries', keys' and values' rows in this order; neighbours that are packed alike are one
+    matrix."""
 
     def head_norms(self, op: Attend, none: Buffer) -> list[Buffer]:
         """Weights of the norms of queries and keys; `none` where there is no norm."""
@@ -261,7 +262,7 @@ class PackedModel(Closing):
                 return (self.output,)
             case Project():
                 return self.layers[layer].qkv
-            case Attend():
+            case Attend() | Convolve():
                 return ()
         return tuple(self.layers[layer].matrices[spec.name] for spec in op.matrices)
 
@@ -292,12 +293,13 @@ class PackedModel(Closing):
         net = self.config.network
         vectors: dict[str, Buffer] = {}
         matrices: dict[str, PackedMatrix] = {}
-        for spec in net.each_layer:
-            if len(spec.shape) == 1:
+        projected = net.project(at).matrices
+        for spec in net.of_layer(at):
+            if not spec.multiplied:
                 vectors |= self._vectors(file, spec, at)
-            elif spec not in net.project.matrices:
+            elif spec not in projected:
                 matrices[spec.name] = self._matrix(file, spec, at)
-        return PackedLayer(matrices, vectors, self._joined(file, net.project.matrices, at))
+        return PackedLayer(matrices, vectors, self._joined(file, projected, at))
 
     def _matrix(self, file: Gguf, spec: Spec, layer: int | None = None) -> PackedMatrix:
         return self._joined(file, (spec,), layer)[0]
@@ -320,10 +322,11 @@ class PackedModel(Closing):
         return tuple(matrices)
 
     def _vectors(self, file: Gguf, spec: Spec, layer: int | None = None, scale: float = 1.0) -> dict[str, Buffer]:
-        """A norm's weights, and its bias if it has one."""
+        """A norm's weights, and its bias if it has one; or a kernel."""
         info, size = self._own.check(file, spec, layer), spec.shape[0]
-        self.config.vector(file, info.name, info.columns)
-        zeros, scale = self.config.size(size) - info.columns, scale * sqrt(self.config.share(size))
+        zeros = prod(map(self.config.size, spec.shape)) - prod(info.shape)
+        if len(spec.shape) == 1:
+            scale *= sqrt(self.config.share(size))
         found = {spec.name: info}
         if (bias := self._bias(file, spec, layer)) is not None:
             found[f"{spec.name}.bias"] = bias

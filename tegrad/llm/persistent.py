@@ -214,7 +214,7 @@ class Persistent:
         if turns := max(layer.turn for layer in net.layers):
             made["ANGLE_TABLES"] = 1 + turns
         given = {
-            "POST_NORMS": model.sets_apart, "BY_MEAN": model.by_mean, "UNNORMED": model.project.norm is None,
+            "POST_NORMS": model.sets_apart, "BY_MEAN": model.by_mean, "UNNORMED": model.project(0).norm is None,
             "UNGATED": model.gate.gate is None, "PARALLEL": model.parallel,
             "RINGS": any(one.rows for one in net.layers),
         }  # fmt: skip
@@ -394,7 +394,7 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
         return Matrix(name, packed.kind, packed.rows, packed.columns, packed.buffer.va_addr)
 
     biases = Biases(model, workspace)
-    ones = workspace.put(np.ones(config.dim, np.float32)).va_addr if net.project.norm is None else 0
+    ones = workspace.put(np.ones(config.dim, np.float32)).va_addr if net.project(0).norm is None else 0
     windows = [op.window_within(cache.positions) or 0 for op in net.attends]
     ropes = _ropes(net)
     layers = []
@@ -423,6 +423,8 @@ def check_block(config: Config) -> None:
     norms without a bias where there is a gate, and rotated heads, alike in all layers but for windows and angles. Where
     it is parallel, both that read the stream have the same layer norm."""
     net, turned = config.network, turning(config.network)
+    if net.convolves:
+        raise UnsupportedModelError(f"the persistent step does not run {config.arch.name}: some layers convolve")
     alike = [replace(turned, rotation=op.rotation, rope=op.rope, window=op.window) for op in net.attends]
     widths = {op.rope.dim for op in net.attends if op.rotation != "none"}
     if alike != list(net.attends) or len(widths) > 1:

@@ -1,9 +1,9 @@
 """The many-kernel plan of one decode step: five launches a layer, each of which quantizes what the next one reads.
 
-Embedding; then per layer q, k and v; attention; output + residual; gate, up and activation; down + residual; then the
-logits. The residual stream is float32. The input of a packed matrix is int8 with a scale per 16, written by whoever
-computes it, with the norm's weight in it; the norm's factor comes from partial sums of squares. Matrices of floats read
-float32 and norm it themselves.
+Embedding; then per layer q, k and v; attention, or a convolution; output + residual; gate, up and activation; down +
+residual; then the logits. The residual stream is float32. The input of a packed matrix is int8 with a scale per 16,
+written by whoever computes it, with the norm's weight in it; the norm's factor comes from partial sums of squares.
+Matrices of floats read float32 and norm it themselves.
 
 A layer norm before packed matrices is a launch of its own (kernels/layer_norm.cu), since it needs the mean first.
 
@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tegrad.llm import embedding
+from tegrad.llm import convolution, embedding
 from tegrad.llm.attention import Attention
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import Role
@@ -28,7 +28,7 @@ from tegrad.llm.formats import PLAIN, SET
 from tegrad.llm.launch_config import launch_config
 from tegrad.llm.macros import Activation, Norm
 from tegrad.llm.matvec import BEST_ROWS, LaunchConfig, Product
-from tegrad.llm.network import Add, Attend, Gate, Op, Project, Reader
+from tegrad.llm.network import Add, Attend, Convolve, Gate, Op, Project, Reader
 from tegrad.llm.packed import PackedMatrix, PackedModel, parts
 from tegrad.llm.programs import Programs
 from tegrad.llm.state import LOGITS_SPEC, States
@@ -125,13 +125,13 @@ class DecodePlan(Closing):
             self._joined = vector_in(workspace, config.dim)  # in turns with x
         if self._network.by_mean:
             self._normed = vector_in(workspace, config.dim)
-        self._mixed = vector_in(workspace, config.size("mixed"))
+        self._mixed = vector_in(workspace, config.mixed)
         self._hidden = vector_in(workspace, config.ffn)
-        self._qkv = workspace.take(4 * config.size("query+key+value"))
-        widths = (config.dim, config.ffn, config.vocab, config.head_dim, config.size("query+key+value"))
+        self._qkv = workspace.take(4 * config.projected)
+        widths = (config.dim, config.ffn, config.vocab, config.head_dim, config.projected)
         self._zeros = workspace.put(np.zeros(max(widths), np.float32))
         self._ones = self._zeros
-        if self._network.project.norm is None or self._network.gate.norm is None:
+        if self._network.project(0).norm is None or self._network.gate.norm is None:
             self._ones = workspace.put(np.ones(config.dim, np.float32))
         entries = -(-config.vocab // BEST_ROWS)
         self.best, self.best_row = workspace.take(4 * entries), workspace.take(4 * entries)
@@ -191,6 +191,8 @@ class DecodePlan(Closing):
                 return self._product(at, op, self._qkv)
             case Attend():
                 return [Named(op.role, at, self._attention_launch(at, op))]
+            case Convolve():
+                return [Named(op.role, at, self._convolution(at, op))]
             case Gate():
                 return self._product(
                     at, op, self._hidden, gated=op.gate is not None, activation=op.activation,
@@ -332,14 +334,15 @@ class DecodePlan(Closing):
 
     def _make_attention(self) -> None:
         """The kernels of attention: one for all layers that attend alike."""
-        outputs = [matrix for at, op in enumerate(self._network.attends) for matrix in self._readers(at, op)]
+        mixers = [(at, op) for at, op in enumerate(self._network.mixers) if isinstance(op, Attend)]
+        outputs = [matrix for at, op in mixers for matrix in self._readers(at, op)]
         self._attend = {
             op: Attention.of(
                 self.config, op, self._cache.positions, "q8_0" if self._cache.q8 else "f16", self.device,
-                rows=kept.rows, floats=self._reads_x(outputs), quantized=self._reads_q(outputs),
-                tuning={"OVERLAP": 1} if self._overlap else None, blocks=kept.table_blocks,
+                rows=self._cache.layers[at].rows, floats=self._reads_x(outputs), quantized=self._reads_q(outputs),
+                tuning={"OVERLAP": 1} if self._overlap else None, blocks=self._cache.layers[at].table_blocks,
             )
-            for op, kept in zip(self._network.attends, self._cache.layers, strict=True)
+            for at, op in mixers
         }  # fmt: skip
         self._space = (
             self._workspace.take(max(each.workspace_bytes for each in self._attend.values())),
@@ -351,6 +354,14 @@ class DecodePlan(Closing):
         return self._attend[op].launch(
             self._programs, self._states.states, self._qkv, norms, self._turns(op.rope), self._cache.layers[at],
             self._space, (mixed.x, mixed.q, mixed.s),
+        )  # fmt: skip
+
+    def _convolution(self, at: int, op: Convolve) -> Launch:
+        mixed, readers, kernel = self._mixed, self._readers(at, op), self.model.layers[at].vectors[op.kernel.name]
+        return convolution.launch(
+            self._programs, self.config, op, self._states.states, self._qkv, kernel, self._cache.layers[at],
+            (mixed.x, mixed.q, mixed.s), floats=self._reads_x(readers), quantized=self._reads_q(readers),
+            overlap=self._overlap,
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tegrad.llm import embedding
+from tegrad.llm import convolution, embedding
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import kernels_of
 from tegrad.llm.closing import Closing
@@ -23,7 +23,7 @@ from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.flash import Flash
 from tegrad.llm.gemm import TilePicker, pick_quickest
 from tegrad.llm.macros import QK_NORMS, ROPES, number
-from tegrad.llm.network import Attend
+from tegrad.llm.network import Attend, Convolve, Mixer
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.programs import compiled_together
 from tegrad.llm.rows import Rows, floats
@@ -114,7 +114,7 @@ class Prefill(Closing):
         """One chunk of up to `size` tokens."""
         launches = [self._embed(size)]
         for at in range(self.config.layers):
-            launches += self.rows.layer(at, size, self._chunk, partial(self._attention, size))
+            launches += self.rows.layer(at, size, self._chunk, partial(self._mix, size))
         return launches
 
     def head(self) -> list[Launch]:
@@ -259,6 +259,17 @@ class Prefill(Closing):
         buffers = (self.rows.x, matrix.buffer, (learned or matrix).buffer, self._tokens, self._chunk)
         threads = embedding.THREADS
         return Launch(program, buffers, (-(-matrix.columns // threads), size, 1), (threads, 1, 1))
+
+    def _mix(self, size: int, at: int, op: Mixer) -> list[Launch]:
+        return self._convolution(size, at, op) if isinstance(op, Convolve) else self._attention(size, at, op)
+
+    def _convolution(self, size: int, at: int, op: Convolve) -> list[Launch]:
+        rows, kernel = self.rows, self.model.layers[at].vectors[op.kernel.name]
+        launch = convolution.launch(
+            rows.programs, self.config, op, self._chunk, rows.qkv, kernel, self.cache.layers[at], (rows.mixed,) * 3,
+            rows=size, chunk=True, halves=True, overlap=rows.overlaps(size),
+        )  # fmt: skip
+        return [launch]
 
     def _attention(self, size: int, at: int, op: Attend) -> list[Launch]:
         programs, cache = self.rows.programs, self.cache.layers[at]

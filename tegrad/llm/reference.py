@@ -16,19 +16,21 @@ from numpy.typing import NDArray
 
 from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.gguf import Gguf, TensorInfo
-from tegrad.llm.network import Add, Attend, Gate, Inner, Norm, Project, Spec
+from tegrad.llm.network import Add, Attend, Convolve, Gate, Inner, Norm, Project, Spec
 from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS, Floats, attended, capped, unit
 
 
 class Past:
     """The rotated keys and the values (positions, kv_heads, 1, width) of the tokens that came before, by layer.
 
-    They are rounded as a cache of the kind `stored` rounds them. `first` is the position of the first token.
+    They are rounded as a cache of the kind `stored` rounds them. `first` is the position of the first token. What
+    convolutions keep (positions, dim) is not rounded.
     """
 
     def __init__(self, stored: Literal["F32", "F16", "Q8_0"] = "F32", first: int = 0) -> None:
         self.keys: dict[int, Floats] = {}
         self.values: dict[int, Floats] = {}
+        self.convolved: dict[int, Floats] = {}
         self.count, self.first = 0, first
         self._round = ROUNDINGS[stored]
 
@@ -70,6 +72,8 @@ class Reference:
                     qkv = np.concatenate([self._linear(normed, spec, layer) for spec in op.matrices], axis=1)
                 case Attend():
                     made["mixed"] = self._attention(op, layer, qkv, past)
+                case Convolve():
+                    made["mixed"] = self._convolution(op, layer, qkv, past)
                 case Gate():
                     made["hidden"] = self._gated(op, layer, self._norm(x, op.norm, layer))
                 case Add():
@@ -125,6 +129,16 @@ class Reference:
         mixed = weights @ value.transpose(1, 2, 0, 3)
         made: Floats = mixed.transpose(2, 0, 1, 3).reshape(count, c.heads * c.value_dim)
         return made
+
+    def _convolution(self, op: Convolve, layer: int, products: Floats, past: Past) -> Floats:
+        """Mixed values (tokens, dim) of three vectors one after the other."""
+        first, second, third = np.split(products, 3, axis=1)
+        before = past.convolved.get(layer, np.zeros((op.taps - 1, first.shape[1]), np.float32))
+        kept = past.convolved[layer] = np.concatenate([before, first * third])
+        columns = self.weights[tensor_name(op.kernel, layer)].T
+        taps = (kept[len(before) - op.taps + 1 + tap :][: len(products)] * columns[tap] for tap in range(op.taps))
+        mixed: Floats = second * sum(taps)
+        return mixed
 
     def _gated(self, op: Gate, layer: int, x: Floats) -> Floats:
         up, activate = self._linear(x, op.up, layer), ACTIVATIONS[op.activation]

@@ -1,4 +1,4 @@
-"""How many positions a layer within a window keeps, and what of a sequence such rings have lost.
+"""How many positions a layer keeps that is within a window or convolves, and what of a sequence such rings have lost.
 
 Position p lies in row p % rows. What is written at once never overwrites what the first of it still attends to; but
 who goes back further than that finds later positions there.
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tegrad.llm.network import Attend
+from tegrad.llm.network import Mixer
 
 MULTIPLE: Final = 64
 """What a ring's rows are a multiple of: the largest tile of attention."""
 
 
-def rows_of(op: Attend, positions: int, ahead: int) -> int:
+def rows_of(op: Mixer, positions: int, ahead: int) -> int:
     """Rows of a layer for so many positions, of which up to `ahead` are written at once."""
     if op.window is None:
         return positions
@@ -25,11 +25,11 @@ def rows_of(op: Attend, positions: int, ahead: int) -> int:
 class Rings:
     """What the layers of `slots` sequences hold, of which each keeps so many `rows`."""
 
-    def __init__(self, attends: Sequence[Attend], rows: Sequence[int], positions: int, slots: int = 1) -> None:
+    def __init__(self, mixers: Sequence[Mixer], rows: Sequence[int], positions: int, slots: int = 1) -> None:
         self._ends = [0] * slots
         self._rings = {
             (op.window, kept)
-            for op, kept in zip(attends, rows, strict=True)
+            for op, kept in zip(mixers, rows, strict=True)
             if op.window is not None and kept < positions
         }
 

@@ -18,7 +18,7 @@ from tegrad.llm.formats import F32, BlockType
 from tegrad.llm.gemm import Gemm, Operands, TilePicker, pick_quickest, scratch_bound
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.macros import NORMS, number
-from tegrad.llm.network import Add, Attend, Gate, Logits, Project, Reader
+from tegrad.llm.network import Add, Attend, Convolve, Gate, Logits, Mixer, Project, Reader
 from tegrad.llm.packed import PackedMatrix, PackedModel
 from tegrad.llm.programs import Programs
 from tegrad.llm.turns import Turns
@@ -56,11 +56,10 @@ class Rows(Closing):
                 "model to F16"
             )
         with self._closed_on_error():
-            self.qkv_rows = config.size("query+key+value")
             self.x = take(4 * most * config.dim)
             self.normed = take(2 * most * config.dim)
-            self.qkv = take(4 * most * self.qkv_rows)
-            self.mixed = take(2 * most * config.size("mixed"))
+            self.qkv = take(4 * most * config.projected)
+            self.mixed = take(2 * most * config.mixed)
             self._hidden = take(2 * most * config.ffn)
             # What is normalized before it is added to x.
             self._added = take(4 * most * config.dim) if self.network.last_add.norm is not None else self.x
@@ -77,17 +76,15 @@ class Rows(Closing):
         """Whether launches of up to so many tokens begin early, as a macro."""
         return int(tokens <= self._overlap)
 
-    def layer(
-        self, at: int, tokens: int, chunk: Buffer, attention: Callable[[int, Attend], Sequence[Launch]]
-    ) -> list[Launch]:
-        """A layer of up to `tokens` rows of x; `attention` of the layer takes `qkv` to `mixed`."""
+    def layer(self, at: int, tokens: int, chunk: Buffer, mix: Callable[[int, Mixer], Sequence[Launch]]) -> list[Launch]:
+        """A layer of up to `tokens` rows of x; `mix` takes the layer's `qkv` to `mixed`."""
         launches: list[Launch] = []
         for op in self.network.blocks[at]:
             match op:
                 case Project():
                     launches += self._project(at, op, tokens, chunk)
-                case Attend():
-                    launches += attention(at, op)
+                case Attend() | Convolve():
+                    launches += mix(at, op)
                 case Gate():
                     launches += self._gated(at, op, tokens, chunk)
                 case Add():
@@ -99,10 +96,11 @@ class Rows(Closing):
         return launches
 
     def _project(self, at: int, op: Project, tokens: int, chunk: Buffer) -> list[Launch]:
-        launches, first = self._norm_once(at, op, tokens, chunk), 0
-        for matrix in self.model.matrices_of(at, op):
+        launches, first, matrices = self._norm_once(at, op, tokens, chunk), 0, self.model.matrices_of(at, op)
+        stride = sum(matrix.rows for matrix in matrices)
+        for matrix in matrices:
             y = self.qkv.offset(4 * first, self.qkv.size - 4 * first)
-            launches.append(self.product(matrix, self.normed, y, tokens, chunk, stride=self.qkv_rows))
+            launches.append(self.product(matrix, self.normed, y, tokens, chunk, stride=stride))
             first += matrix.rows
         return launches
 
@@ -187,7 +185,7 @@ def check(file: Gguf) -> None:
     net = config.network
     _check_heads(config)
     for spec, layer in own.specs():
-        if len(spec.shape) > 1 and spec not in net.embed.specs:
+        if spec.multiplied and spec not in net.embed.specs:
             there = spec if spec != own.arch.output or tensor_name(spec) in file.tensors else net.embed.table
             kind, (rows, columns) = own.check(file, there, layer).type, map(config.size, spec.shape)
             _check_kind(kind)

@@ -43,7 +43,7 @@ class Session:
         # A padded chunk writes beyond the last token, so the cache is longer than the context by as much.
         self._cache = model.cache(self.context + chunk, cache_dtype, chunk)
         rows = [int(layer.shape[1]) for layer in self._cache.layers]
-        self._rings = Rings(model.network.attends, rows, self._cache.positions)
+        self._rings = Rings(model.network.mixers, rows, self._cache.positions)
         self._position = Variable("position", 0, self.context)
         self._last = Variable("last", 0, chunk - 1)
         self._step, self._prefill, self._prefill_all = (self._recorded(self._forward) for _ in range(3))

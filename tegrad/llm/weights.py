@@ -130,8 +130,11 @@ class Loader:
     def head_norm(self, spec: Spec, layer: int | None = None) -> Norm:
         """A root mean square norm."""
         info = self.config.check(self.file, spec, layer)
-        self.config.vector(self.file, info.name, info.columns)
         return Norm(self._read([info], dtypes.float32).reshape(-1), self.config.eps)
+
+    def kernel(self, spec: Spec, layer: int) -> Tensor:
+        """What a convolution multiplies: float32 (dim, taps)."""
+        return self._read([self.config.check(self.file, spec, layer)], dtypes.float32)
 
     def matrix(self, spec: Spec, layer: int | None = None) -> Matrix:
         """One matrix."""

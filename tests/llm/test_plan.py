@@ -62,6 +62,15 @@ WIDE = Shape(dim=2048, ffn=4096, heads=16, kv_heads=4, layers=1)
         pytest.param(SHAPES["jais2"], TYPE.Q6_K, {}, False, id="jais2 Q6_K", marks=pytest.mark.long),
         pytest.param(SHAPES["pangu"], TYPE.Q8_0, {}, False, id="pangu Q8_0", marks=pytest.mark.long),
         pytest.param(SHAPES["maincoder"], TYPE.Q8_0, {}, False, id="maincoder Q8_0", marks=pytest.mark.long),
+        pytest.param(SHAPES["lfm2"], TYPE.Q4_K, {"ffn_down": TYPE.Q6_K}, False, id="lfm2 Q4_K"),
+        pytest.param(
+            replace(SHAPES["lfm2"], dim=96, heads=3, kv_heads=1),
+            TYPE.Q8_0,
+            {"out_proj": TYPE.F16},
+            False,
+            id="lfm2 Q8_0, rows of 96, and some floats",
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             SHAPES["phi2"],
             TYPE.Q8_0,
@@ -110,6 +119,7 @@ def test_steps_of_a_packed_model_err_less_than_llama_cpps(
         pytest.param(SHAPES["phi2"], TYPE.F16, id="phi2 F16", marks=pytest.mark.long),
         pytest.param(SHAPES["mistral3"], TYPE.F16, id="mistral3 F16", marks=pytest.mark.long),
         pytest.param(SHAPES["olmo2"], TYPE.F16, id="olmo2 F16", marks=pytest.mark.long),
+        pytest.param(SHAPES["lfm2"], TYPE.F16, id="lfm2 F16", marks=pytest.mark.long),
         pytest.param(SHAPES["gemma2"], TYPE.F16, id="gemma2 F16"),
         pytest.param(GEMMA, TYPE.F32, id="gemma3 F32", marks=pytest.mark.long),
         pytest.param(replace(SHAPES["gpt2 untied"], layers=1), TYPE.F32, id="gpt2 F32", marks=pytest.mark.long),

@@ -274,6 +274,8 @@ OTHERS = {
     "nemotron Q8_0": (tiny_llama.SHAPES["nemotron"], TYPE.Q8_0, False),
     "cohere2 Q4_K": (tiny_llama.SHAPES["cohere2"], TYPE.Q4_K, False),
     "command-r F16": (tiny_llama.SHAPES["command-r"], TYPE.F16, False),
+    "lfm2 Q8_0, cache q8_0": (tiny_llama.SHAPES["lfm2"], TYPE.Q8_0, True),
+    "lfm2 F16": (tiny_llama.SHAPES["lfm2"], TYPE.F16, False),
     "phi2 Q8_0": (tiny_llama.SHAPES["phi2"], TYPE.Q8_0, False),
     "gptneox Q8_0": (tiny_llama.SHAPES["gptneox"], TYPE.Q8_0, False),
     "stablelm Q8_0": (tiny_llama.SHAPES["stablelm"], TYPE.Q8_0, False),

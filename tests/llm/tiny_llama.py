@@ -39,6 +39,8 @@ class Shape:
     extra: dict[str, Any] = field(default_factory=dict)
     arch: str = "llama"
     eps: float = 1e-5
+    taps: int = 0
+    """Of the kernels of layers that convolve: two in three, where there are any."""
     odd: str | None = None
     """A tensor that no family has."""
 
@@ -49,6 +51,9 @@ class Shape:
     @property
     def turned(self) -> int:
         return self.rotated or self.width
+
+    def convolves(self, layer: int) -> bool:
+        return self.taps > 0 and layer % 3 != 1
 
 
 LARGE_EPS = 0.2
@@ -240,6 +245,17 @@ SHAPES = {
             "cohere2.attention.sliding_window": 9,
         },
     ),
+    "lfm2": Shape(
+        arch="lfm2",
+        eps=LARGE_EPS,
+        heads=4,
+        kv_heads=2,
+        layers=5,
+        vocab=397,
+        tied=True,
+        taps=3,
+        extra={"lfm2.rope.freq_base": 1e6, "lfm2.shortconv.l_cache": 3},
+    ),
     "gpt2 untied": Shape(arch="gpt2", eps=LARGE_EPS, ffn=1024, kv_heads=4, vocab=313),
 }
 """Odd sizes, every family and every optional part of one."""
@@ -250,8 +266,10 @@ BY_MEAN = ("gpt2", "starcoder2", "nemotron", "jais2", "gptneox", "phi2", "stable
 """Families with layer norms."""
 ONE_NORM = ("phi2", *COHERE)
 """Families whose attention and feed-forward read the same normalized stream."""
-HEAD_NORMS = ("qwen3", "qwen3vl", "hunyuan-dense", "maincoder", "gemma3", "exaone4")
+HEAD_NORMS = ("qwen3", "lfm2", "qwen3vl", "hunyuan-dense", "maincoder", "gemma3", "exaone4")
 """Families that normalize each head's query and key."""
+FLOATS = ("position_embd.", "shortconv.conv.weight")
+"""Matrices that are F32 in every file, by their first or last letters."""
 MIXED = {"attn_v": TYPE.Q6_K, "ffn_down": TYPE.Q6_K}
 """What a Q4_K_M file has in other formats: q, k and v are no longer one matrix."""
 
@@ -277,7 +295,8 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
         return (around + rng.standard_normal(size) * 0.1).astype(np.float32)
 
     query, key = shape.heads * shape.width, shape.kv_heads * shape.width
-    tensors = {"token_embd.weight": matrix(shape.vocab, shape.dim, 16.0), "output_norm.weight": vector(shape.dim, 1)}
+    tensors = {"token_embd.weight": matrix(shape.vocab, shape.dim, 16.0)}
+    tensors["token_embd_norm.weight" if shape.arch == "lfm2" else "output_norm.weight"] = vector(shape.dim, 1)
     if not shape.tied:
         tensors["output.weight"] = matrix(shape.vocab, shape.dim, 3.0)
     if shape.rope_freqs:
@@ -297,6 +316,12 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
             "attn_output": (shape.dim, query, 1.0), "ffn_gate": (shape.ffn, shape.dim, 1.0),
             "ffn_up": (shape.ffn, shape.dim, 1.0), "ffn_down": (shape.dim, shape.ffn, 1.0),
         }  # fmt: skip
+        if shape.convolves(at):
+            sizes = {name: size for name, size in sizes.items() if name.startswith("ffn")}
+            sizes |= {
+                "shortconv.in_proj": (3 * shape.dim, shape.dim, 1.0), "shortconv.conv": (shape.dim, shape.taps, 1.0),
+                "shortconv.out_proj": (shape.dim, shape.dim, 1.0),
+            }  # fmt: skip
         matrices = {name: matrix(*size) for name, size in sizes.items()}
         if shape.arch in ("gpt2", "phi3", "chatglm", "gptneox", "phi2"):
             matrices["attn_qkv"] = np.concatenate([matrices.pop(f"attn_{part}") for part in "qkv"])
@@ -317,7 +342,7 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
             tensors[f"blk.{at}.{name}.weight"] = vector(shape.dim, 1)
         for name, size in (("attn_q_norm", query), ("attn_k_norm", key)) if shape.arch == "olmo2" else ():
             tensors[f"blk.{at}.{name}.weight"] = vector(size, 1.5)
-        for name in ("attn_q_norm", "attn_k_norm") if shape.arch in HEAD_NORMS else ():
+        for name in ("attn_q_norm", "attn_k_norm") if shape.arch in HEAD_NORMS and not shape.convolves(at) else ():
             tensors[f"blk.{at}.{name}.weight"] = vector(shape.width, 1.5)
     if shape.arch == "gpt2":
         tensors["position_embd.weight"] = matrix(shape.context, shape.dim, 8.0)
@@ -364,7 +389,8 @@ def write(
     writer.add_block_count(shape.layers)
     writer.add_feed_forward_length(shape.ffn)
     writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
+    kv_heads = [0 if shape.convolves(at) else shape.kv_heads for at in range(shape.layers)]
+    writer.add_head_count_kv(kv_heads if shape.taps else shape.kv_heads)
     if shape.arch in BY_MEAN:
         writer.add_layer_norm_eps(shape.eps)
     else:
@@ -379,7 +405,7 @@ def write(
         adders.get(type(value), writer.add_string)(key, value)
     (vocabulary or letters(shape.vocab)).add_to(writer)
     for name, array in weights(shape, seed).items():
-        own = kind if array.ndim == 2 and name != "position_embd.weight" else TYPE.F32
+        own = kind if array.ndim == 2 and not name.startswith(FLOATS) and not name.endswith(FLOATS) else TYPE.F32
         own = next((other for part, other in (kinds or {}).items() if part in name), own)
         data = pack(array, own)
         writer.add_tensor(name, data, raw_dtype=own)
