@@ -128,7 +128,7 @@ def test_weights_have_the_deviation_that_keeps_a_products_size(kind: str) -> Non
         *(("nemotron-mini-4b", "q4k"), ("afm-4.5b", "q4k"), ("hunyuan-1.8b", "q4k")),
         *(("tiny-aya", "q4km"), ("command-r7b", "q6k"), ("phi2", "q4km"), ("stablelm-3b", "q4k")),
         *(("aya-expanse-8b", "q4k"), ("pythia-1b", "q8_0"), ("jais2-8b", "q4km")),
-        *(("lfm2-350m", "q8_0"), ("lfm2-1.2b", "q5_0"), ("lfm2-2.6b", "q4km")),
+        *(("lfm2-350m", "q8_0"), ("lfm2-1.2b", "q5_0"), ("lfm2-2.6b", "q6k")),
     ],
 )
 def test_a_small_one_runs_in_llama_cpp_and_in_ours(
