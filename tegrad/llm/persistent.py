@@ -26,7 +26,7 @@ from tegrad.llm.closing import Closing
 from tegrad.llm.errors import UnsupportedModelError, UntunedChipError
 from tegrad.llm.formats import FORMATS, PLAIN, SEGMENT, SET, BlockType
 from tegrad.llm.macros import ACTIVATIONS, QK_NORMS, ROPES, number
-from tegrad.llm.network import Add, Attend, Gate, Norm, NormKind, Project
+from tegrad.llm.network import Add, Attend, Block, Convolve, Gate, Norm, NormKind, Project
 from tegrad.llm.network import Network as Operations
 from tegrad.llm.packed import PackedMatrix, PackedModel
 from tegrad.llm.programs import load_kernel
@@ -211,6 +211,9 @@ class Persistent:
             made["EMBEDDING_SCALE"] = number(model.embed.scale)
         if model.logits.cap is not None:
             made["LOGIT_CAP"] = number(model.logits.cap)
+        if model.convolves:
+            rings = {layer.ring for layer in net.layers} - {0}
+            made |= {"TAPS": max(op.window for op in model.mixers if isinstance(op, Convolve)), "TAP_ROWS": max(rings)}
         if turns := max(layer.turn for layer in net.layers):
             made["ANGLE_TABLES"] = 1 + turns
         given = {
@@ -308,7 +311,7 @@ def _most_sums(program: Program) -> int:
     """Row sums that an instruction leaves in shared memory at most."""
     most = 0
     for stage in program.stages:
-        if stage.op in (Op.PROJECT, Op.ADD, Op.APART, Op.GATE, Op.LOGITS):
+        if stage.op in (Op.PROJECT, Op.ADD, Op.APART, Op.GATE, Op.LOGITS, Op.CONVOLVE):
             sizes = {id(matrix): stream_segment(matrix) for matrix in stage.matrices}
             for ins in stage.instructions:
                 if ins.op is stage.op:
@@ -395,10 +398,10 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
 
     biases = Biases(model, workspace)
     ones = workspace.put(np.ones(config.dim, np.float32)).va_addr if net.project(0).norm is None else 0
-    windows = [op.window_within(cache.positions) or 0 for op in net.attends]
+    windows = [(isinstance(op, Attend) and op.window_within(cache.positions)) or 0 for op in net.mixers]
     ropes = _ropes(net)
     layers = []
-    for at, (op, layer, kept) in enumerate(zip(net.attends, model.layers, cache.layers, strict=True)):
+    for at, (op, layer, kept) in enumerate(zip(net.mixers, model.layers, cache.layers, strict=True)):
         matrices = {"qkv": tuple(matrix(f"blk.{at}.qkv.{index}", packed) for index, packed in enumerate(layer.qkv))}
         for one in net.blocks[at]:
             if isinstance(one, Add | Gate):
@@ -409,7 +412,8 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
             Layer(
                 matrices, vectors, {one.role: biases.of(at, one) for one in net.blocks[at]},
                 kept.keys.va_addr, kept.values.va_addr, kept.key_scales.va_addr, kept.value_scales.va_addr,
-                ropes.index(op.rope), kept.rows if any(windows) else 0, windows[at],
+                *((0, 0, 0, kept.rows) if isinstance(op, Convolve)
+                  else (ropes.index(op.rope), kept.rows if any(windows) else 0, windows[at])),
             )
         )  # fmt: skip
     embedding = matrix("token_embd", model.embedding)
@@ -421,25 +425,26 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
 def check_block(config: Config) -> None:
     """UnsupportedModelError where a model's block is not the one that the kernel runs: one of RMS norms, or of layer
     norms without a bias where there is a gate, and rotated heads, alike in all layers but for windows and angles. Where
-    it is parallel, both that read the stream have the same layer norm."""
+    it is parallel, both that read the stream have the same layer norm. Those that convolve do so with RMS norms before
+    blocks alone, and as many elements as heads mix."""
     net, turned = config.network, turning(config.network)
-    if net.convolves:
-        raise UnsupportedModelError(f"the persistent step does not run {config.arch.name}: some layers convolve")
     alike = [replace(turned, rotation=op.rotation, rope=op.rope, window=op.window) for op in net.attends]
     widths = {op.rope.dim for op in net.attends if op.rotation != "none"}
     if alike != list(net.attends) or len(widths) > 1:
         raise UnsupportedModelError(f"the persistent step does not run {config.arch.name}: its layers differ")
-    if turned.rotation != "none" and net.embed.positions is None and _known_block(net):
+    apart = net.convolves and (net.sets_apart or net.parallel or config.size("mixed") != config.dim)
+    known = all(_known_block(net, block) for block in net.blocks) and not apart
+    if turned.rotation != "none" and net.embed.positions is None and known:
         return
     raise UnsupportedModelError(
         f"the persistent step does not run {config.arch.name}: its norm, gate or positions differ"
     )
 
 
-def _known_block(net: Operations) -> bool:
+def _known_block(net: Operations, block: Block) -> bool:
     """Whether the kernel runs the block's operations in their order, with the norms that they have."""
-    match net.blocks[0]:
-        case (Project() as project, Attend(), Add(reads="mixed") as first, Gate() as gated, Add() as last):
+    match block:
+        case (Project() as project, Attend() | Convolve(), Add(reads="mixed") as first, Gate() as gated, Add() as last):
             alike = _kind(project.norm) == _kind(gated.norm) and _kind(first.norm) == _kind(last.norm)
         case (Project() as project, Gate() as gated, Attend(), Add(reads="hidden") as first, Add() as last):
             alike = net.by_mean and project.norm == gated.norm

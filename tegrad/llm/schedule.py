@@ -1,11 +1,12 @@
 """One decode step as data: what each CTA of the persistent kernel does, in order, and the proof that it may.
 
-A step is a list of **stages** (embed; per layer: qkv, attend, out, gate and up, down; logits; sample). Where what a
-block adds is normed before, or those that read the stream subtract its mean, out and down set it apart and a stage
-after each, or in a parallel block after both, joins it to the stream, which then has no mean. Each stage gives each CTA
-at most one **instruction**: the rows of matrices that it multiplies, the vector that it reads, the rows of the vector
-that it writes, and the writes of other CTAs that it waits for. Vectors travel in units of 8 elements, so that rows are
-dealt out in eights. Weights are streamed through a pipeline in the order of the instructions, tile by tile.
+A step is a list of **stages** (embed; per layer: qkv, attend, out, gate and up, down; logits; sample). A layer that
+convolves does so in the stage of its products, of which a CTA has the rows of all three vectors. Where what a block
+adds is normed before, or those that read the stream subtract its mean, out and down set it apart and a stage after
+each, or in a parallel block after both, joins it to the stream, which then has no mean. Each stage gives each CTA at
+most one **instruction**: the rows of matrices that it multiplies, the vector that it reads, the rows of the vector that
+it writes, and the writes of other CTAs that it waits for. Vectors travel in units of 8 elements, so that rows are dealt
+out in eights. Weights are streamed through a pipeline in the order of the instructions, tile by tile.
 
 `build` makes a program, `validate` proves it: every instruction comes to run, every element that is read was written
 before by somebody who was waited for, is written once a version, and is not overwritten while anybody may still read
@@ -31,7 +32,7 @@ from tegrad.llm.arch import Config
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import LANE_WEIGHTS, PLAIN, SEGMENT, BlockType
 from tegrad.llm.macros import group_counts
-from tegrad.llm.network import Add, Attend, Gate, Logits, Project, Spec
+from tegrad.llm.network import Add, Attend, Convolve, Gate, Logits, Project, Spec
 from tegrad.llm.network import Network as Operations
 from tegrad.llm.network import Op as Operation
 
@@ -44,6 +45,8 @@ QUANTIZED_UNIT, FLOAT_UNIT = 16, 48
 MOST_SUMS: Final = 4096
 """Row sums that an instruction leaves in shared memory at most: more logits than that take several stages."""
 
+VECTORS: Final = 3
+"""That a convolution takes of a token."""
 RUNS: Final = 3
 """Runs of weights that an instruction may have: the rows of a CTA may lie in the ends of three matrices."""
 
@@ -75,6 +78,8 @@ class Op(IntEnum):
     not publish leaves them to the next, which adds its own."""
     JOIN = 9
     """What the CTA set apart, normed by all CTAs' sums of squares or without its mean, added to the residual stream."""
+    CONVOLVE = 10
+    """Products of three vectors' rows, convolved with those of earlier tokens; the ring has this token's then."""
 
 
 class Vector(IntEnum):
@@ -84,7 +89,7 @@ class Vector(IntEnum):
     """The residual stream times the next norm's weights, with sums of squares of the stream itself."""
     QKV = 1
     MIXED = 2
-    """Attention's result."""
+    """What attention makes, or a convolution."""
     HIDDEN = 3
     TOP = 4
     """The largest logit of each CTA and its row; one unit each."""
@@ -129,6 +134,8 @@ class Layer:
     """Of the cache of a KV head, a ring: position p lies in row p % rows. 0: it has all positions, as all layers'."""
     window: int = 0
     """Positions that are attended to, the token's own included; 0: all of them."""
+    ring: int = 0
+    """Rows of what a layer that convolves keeps, which then lies at `keys`."""
 
     def vector(self, spec: Spec | None) -> int:
         """The address of a norm's weights, 0 where there is none."""
@@ -440,7 +447,8 @@ class _Builder:
         self, op: Op, source: Vector, target: Vector, matrices: tuple[Matrix, ...], *,
         first: int = 0, floats: bool = False, part: int = 0, parts: int = 1, last: bool = True,
     ) -> None:  # fmt: skip
-        """Rows of matrices below one another, or of gate and up side by side, dealt out to all CTAs.
+        """Rows of matrices below one another, or of gate and up, or what is convolved, side by side, dealt out to all
+        CTAs.
 
         Of logits, `part` of `parts` of the rows; only the `last` publishes, as of products that are added at once. Rows
         of the residual stream are always dealt alike: their CTA keeps them.
@@ -469,6 +477,10 @@ class _Builder:
         numbered = list(enumerate(matrices))
         sides = [[one] for one in numbered] if op is Op.GATE else [numbered]
         rows = sum(matrix.rows for _, matrix in sides[0])
+        tops = [0]
+        if op is Op.CONVOLVE:
+            rows //= VECTORS
+            tops = [at * rows for at in range(VECTORS)]
         groups = -(-rows // (UNIT * least))
         begin, end = (groups * at // parts * least for at in (part, part + 1))
         shares: list[Share] = []
@@ -481,7 +493,7 @@ class _Builder:
         )
         for cta, (at, units) in enumerate(dealt):
             unit = begin + at
-            own = tuple(run for side in sides for run in _runs(side, unit * UNIT, units * UNIT))
+            own = tuple(run for side in sides for top in tops for run in _runs(side, top + unit * UNIT, units * UNIT))
             output: Span | None = Span(target, first + unit * UNIT, units * UNIT)
             if op in (Op.LOGITS, Op.APART):
                 output = Span(target, cta, 1) if last else None
@@ -502,6 +514,11 @@ class _Builder:
         self.layer, self.does = layer, op
         matrices = self.network.matrices_of(layer, op)
         match op:
+            case Project() if isinstance(self.network.model.mixers[layer], Convolve):
+                pass  # in one stage with the convolution
+            case Convolve():
+                matrices = self.network.matrices_of(layer, self.network.model.project(layer))
+                self.product(Op.CONVOLVE, Vector.X, Vector.MIXED, matrices, floats=self.floats())
             case Project():
                 self.product(Op.PROJECT, Vector.X, Vector.QKV, matrices, floats=True)
             case Attend():
@@ -845,14 +862,24 @@ def _check_rows(program: Program, ins: Instruction) -> None:
     of what was left to that."""
     if ins.op is Op.APART:
         _check_left(program, ins)
+    if ins.op is Op.CONVOLVE:
+        _check_convolved(ins, program.network.config.dim)
     if ins.output is None or ins.op in (Op.EMBED, Op.ATTEND, Op.LOGITS, Op.APART):
         return
     of = program.stages[ins.stage - 1].instructions[ins.cta] if ins.op is Op.JOIN else ins
     if ins.op is Op.JOIN and (of.op is not Op.APART or run_rows(of) != (ins.output.first, ins.output.elements)):
         raise ScheduleError(f"{ins} joins {ins.output}, which {of} does not set apart")
-    sides = len(program.stages[ins.stage].matrices) if ins.op is Op.GATE else 1
+    sides = {Op.GATE: len(program.stages[ins.stage].matrices), Op.CONVOLVE: VECTORS}.get(ins.op, 1)
     if ins.runs and (rows := run_rows(of)[1]) != ins.output.elements * sides:
         raise ScheduleError(f"{ins} computes {rows} rows and writes {ins.output}")
+
+
+def _check_convolved(ins: Instruction, rows: int) -> None:
+    """What is convolved are the rows that an instruction writes, of each of three vectors below one another."""
+    assert ins.output is not None
+    found = [run_rows(ins._replace(runs=(run,))) for run in ins.runs]
+    if found != [(top * rows + ins.output.first, ins.output.elements) for top in range(VECTORS)]:
+        raise ScheduleError(f"{ins} convolves the rows {found} and writes {ins.output}")
 
 
 def _check_left(program: Program, ins: Instruction) -> None:
@@ -898,8 +925,8 @@ wait2 and wait3 of its key and value, with the writers in the upper half); write
 output's elements, or the rows that logits or what is set apart have. ATTEND: runs hold the addresses of keys, values
 and both scales (the last as `extra`), norm and bias the norms of query and key; columns is which table of angles;
 segments and format of runs[0] the rows of the cache and how many positions of it a token attends to at most. EMBED:
-runs[0] is the embedding. norm: the norm that follows the written stream. bias: of the rows; JOIN: the norm of what is
-added, or where that loses its mean, its bias.
+runs[0] is the embedding. CONVOLVE: norm is the kernel, extra the ring. norm: the norm that follows the written stream.
+bias: of the rows; JOIN: the norm of what is added, or where that loses its mean, its bias.
 """
 
 WORD: Final = Struct(f"<12I{'QII' * RUNS}3Q2I")
@@ -974,6 +1001,8 @@ def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[st
         bias = layer.biases.get(does.role, 0)
     elif isinstance(does, Logits):
         bias = net.output_bias
+    elif isinstance(does, Convolve):
+        extra, norm = layer.keys, layer.vector(does.kernel)
     elif isinstance(does, Attend):
         seen = layer.window - 1 if layer.window else ALL_POSITIONS
         no_runs = [layer.keys, layer.rows, seen if layer.rows else 0, layer.values, 0, 0, layer.key_scales, 0, 0]

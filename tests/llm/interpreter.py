@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.llm.formats import PLAIN, SET
-from tegrad.llm.network import Add, Attend, Gate, Logits, Norm, Project, Spec
+from tegrad.llm.network import Add, Attend, Convolve, Gate, Logits, Norm, Project, Spec
 from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, Floats, capped, unit
 from tegrad.llm.schedule import (
     FLOAT_UNIT,
@@ -171,6 +171,8 @@ class Interpreter:
         self.config, self.model = net.config, net.model
         shapes = [(net.config.kv_heads, layer.rows or positions, net.config.head_dim) for layer in net.layers]
         self.keys, self.values = ([np.zeros(shape, np.float16) for shape in shapes] for _ in range(2))
+        self.rings = [np.zeros((layer.ring, net.config.dim), np.float32) for layer in net.layers]
+        """What layers that convolve keep."""
         self.logits = np.zeros(net.output.rows, np.float32)
         self.begin(0, 0)
 
@@ -208,6 +210,8 @@ class Interpreter:
                 self._hand(ins, y + self._bias(ins))
             case Attend():
                 self._attend(ins, does)
+            case Convolve():
+                self._convolve(ins, does)
             case Gate():
                 y = self._products(ins, Vector.X) * self._factor(does.norm)
                 gate, *up = y.reshape(len(does.matrices), -1)
@@ -321,6 +325,17 @@ class Interpreter:
         tables = self.weights.rope[turn, :, self.position : self.position + 1].astype(np.float64)
         turned: Floats = ROTATIONS[op.rotation](heads[None, :, None], tables)
         return turned[0, :, 0]
+
+    def _convolve(self, ins: Instruction, op: Convolve) -> None:
+        y = self._products(ins, Vector.X) * self._factor(self.model.project(ins.layer).norm)
+        first, second, third = y.reshape(3, -1)
+        rows, ring = _rows(ins), self.rings[ins.layer]
+        ring[self.position % len(ring), rows] = first * third
+        columns = self.weights.vectors[ins.layer][op.kernel.name][rows].T
+        total = np.zeros_like(first)
+        for back in range(min(op.taps, self.position + 1)):
+            total += ring[(self.position - back) % len(ring), rows] * columns[op.taps - 1 - back]
+        self._hand(ins, second * total)
 
     def _attend(self, ins: Instruction, op: Attend) -> None:
         net, head_dim = self.program.network, self.config.head_dim

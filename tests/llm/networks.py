@@ -11,9 +11,9 @@ import packs
 from interpreter import Weights
 from numpy.typing import NDArray
 
-from tegrad.llm.arch import GEMMA3, LLAMA, OLMO2, QWEN3, Config, LayerForm
+from tegrad.llm.arch import GEMMA3, LFM2, LLAMA, OLMO2, QWEN3, Config, LayerForm
 from tegrad.llm.formats import Q6_K, BlockType
-from tegrad.llm.network import Attend
+from tegrad.llm.network import Convolve, Mixer
 from tegrad.llm.packing import segments
 from tegrad.llm.persistent import angle_tables
 from tegrad.llm.rope import UNTURNED, Rope, Temperature
@@ -64,6 +64,8 @@ class Shape:
     window: int | None = None
     """Of every other layer, from the first on, whose cache then is a ring of `ring` rows, and whose angles differ."""
     ring: int = 64
+    taps: int = 0
+    """Of every other layer, from the first on, which convolves with a ring of so many rows."""
     score_cap: float | None = None
     logit_cap: float | None = None
     embedding_scale: float = 1.0
@@ -96,10 +98,13 @@ class Shape:
         if self.window is not None:
             within = LayerForm(replace(rope, scale=1.7), self.window)
             forms = tuple(LayerForm(rope) if at % 2 else within for at in range(self.layers))
+        if self.taps:
+            arch = replace(arch, convolution=LFM2.convolution)
+            forms = tuple(LayerForm(rope, convolves=at % 2 == 0) for at in range(self.layers))
         return Config(
             arch, self.vocab, self.positions, self.layers, self.dim, self.ffn, self.heads, self.kv_heads, self.head_dim,
             self.head_dim, self.eps, rope, forms, score_cap=self.score_cap, logit_cap=self.logit_cap,
-            embedding_scale=self.embedding_scale, temperature=self.temperature,
+            embedding_scale=self.embedding_scale, temperature=self.temperature, taps=self.taps,
         )  # fmt: skip
 
 
@@ -141,13 +146,19 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
         value_kind = value_kind or s.kind
         wide, narrow = config.size("query"), config.size("key")
         parts = (("q", wide, s.kind), ("k", narrow, s.kind), ("v", narrow, value_kind))
-        if s.joined and value_kind is s.kind:
+        (mixer,) = (op for op in block if isinstance(op, Mixer))
+        if isinstance(mixer, Convolve):
+            parts = (("in", 3 * s.dim, s.kind),)
+        elif s.joined and value_kind is s.kind:
             parts = (("qkv", wide + 2 * narrow, s.kind),)
         matrices = {"qkv": tuple(matrix(f"{name}{at}", rows, s.dim, kind) for name, rows, kind in parts)}
         addresses, norms = {}, {}
         for op in block:
             for spec in op.specs:
-                if len(spec.shape) == 1:
+                if not spec.multiplied and len(spec.shape) > 1:
+                    address, values = vector(s.dim * s.taps, -1, 1)
+                    addresses[spec.name], norms[spec.name] = address, values.reshape(s.dim, s.taps)
+                elif not spec.multiplied:
                     before = spec in (config.arch.attn_norm, config.arch.ffn_norm)
                     low, high = (0.05, 0.1) if before else (0.5, 1.5)
                     addresses[spec.name], norms[spec.name] = vector(config.size(spec.shape[0]), low, high)
@@ -162,15 +173,18 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
             sizes |= {} if s.parallel else {"down": s.dim}
             sizes |= {} if s.gated else {"gate": s.ffn}
         own = {role: vector(size, -1, 1, role in ("output", "down")) for role, size in sizes.items()}
-        (attend,) = (op for op in block if isinstance(op, Attend))
-        within = attend.window is not None
-        kept = (put(cache[:, : s.ring] if within else cache) for _ in range(2))
-        layers.append(
-            Layer(
-                matrices, addresses, {role: at for role, (at, _) in own.items()}, *kept, turn=ropes.index(attend.rope),
-                rows=0 if s.window is None else s.ring if within else s.positions, window=attend.window or 0,
-            )
-        )  # fmt: skip
+        added = {role: at for role, (at, _) in own.items()}
+        if isinstance(mixer, Convolve):
+            layers.append(Layer(matrices, addresses, added, put(np.zeros((s.ring, s.dim), np.float32)), ring=s.ring))
+        else:
+            within = mixer.window is not None
+            kept = (put(cache[:, : s.ring] if within else cache) for _ in range(2))
+            layers.append(
+                Layer(
+                    matrices, addresses, added, *kept, turn=ropes.index(mixer.rope),
+                    rows=0 if s.window is None else s.ring if within else s.positions, window=mixer.window or 0,
+                )
+            )  # fmt: skip
         vectors.append(norms)
         biases.append({role: values for role, (_, values) in own.items()})
     output_bias = vector(s.vocab, -1, 1) if s.by_mean else (0, None)

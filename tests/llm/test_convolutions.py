@@ -147,11 +147,17 @@ def test_what_rings_take_is_part_of_the_footprint(path: Path) -> None:
     assert footprint.weights >= path.stat().st_size - (1 << 16)
 
 
-def test_one_launch_is_refused_by_name(path: Path) -> None:
+def test_one_launch_refuses_other_blocks_that_convolve(path: Path) -> None:
     from tegrad.llm.persistent import check_block
 
-    with pytest.raises(UnsupportedModelError, match="does not run lfm2: some layers convolve"):
-        check_block(config(path))
+    made = config(path)
+    check_block(made)
+    wide = replace(made, head_dim=128, value_dim=128)
+    by_mean = replace(made, arch=replace(made.arch, norm="layer"))
+    parallel = replace(made, arch=replace(made.arch, parallel=True))
+    for other in (wide, by_mean, parallel):
+        with pytest.raises(UnsupportedModelError, match="the persistent step does not run lfm2"):
+            check_block(other)
 
 
 def test_layers_that_convolve_share_a_kernel(path: Path) -> None:

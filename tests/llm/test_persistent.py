@@ -112,14 +112,25 @@ class Rig:
 
     def cache(self, layer: int) -> tuple[NDArray[Any], NDArray[Any]]:
         shape = self.interpreter.keys[layer].shape
+        if len(ring := self.interpreter.rings[layer]):
+            kept = self.operands.get(self.buffers[self.made.caches[layer][0]], ring.shape, np.float32)
+            return kept, kept
         keys, values = (self.operands.get(self.buffers[at], shape, np.float16) for at in self.made.caches[layer])
         return keys, values
 
     def fill_cache(self, position: int) -> None:
-        """Random keys and values before a position; what lies after them is no number."""
+        """Random keys and values before a position, or what is convolved; what lies after them is no number."""
         rng = np.random.default_rng(3)
+        for layer, ring in enumerate(self.interpreter.rings):
+            if len(ring):
+                ring[:] = np.nan
+                before = np.arange(max(0, position + 1 - self.made.shape.taps), position) % len(ring)
+                ring[before] = rng.standard_normal((len(before), ring.shape[1]))
+                self.store(self.buffers[self.made.caches[layer][0]], ring)
         for index, side in enumerate((self.interpreter.keys, self.interpreter.values)):
             for layer, (kept, addresses) in enumerate(zip(side, self.made.caches, strict=True)):
+                if len(self.interpreter.rings[layer]):
+                    continue
                 kept[:] = np.nan
                 window = self.program.network.layers[layer].window or position + 1
                 rows = np.arange(max(0, position + 1 - window), position) % kept.shape[1]
@@ -165,6 +176,10 @@ def check_stages(rig: Rig, token: int, position: int) -> None:
             np.testing.assert_allclose(got.squares, made.squares, rtol=2e-3, err_msg=name)
         got.stage = made.stage
         rig.interpreter.vectors[vector] = got
+        if stage.op is Op.CONVOLVE:
+            ring = rig.interpreter.rings[stage.layer]
+            kept, _ = rig.cache(stage.layer)
+            np.testing.assert_allclose(kept, ring, rtol=1e-4, atol=1e-4 * np.nanmax(np.abs(ring)), err_msg=name)
         if stage.op is Op.ATTEND:
             for mine, theirs in zip(
                 rig.cache(stage.layer), (rig.interpreter.keys, rig.interpreter.values), strict=True
@@ -245,6 +260,18 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
         Shape(512, 1024, 4, 4, 64, 2, 72, F16, halves=True, by_mean=True, parallel=True, gated=False), 5, 40,
         {"tuning": replace(SMALL, epoch_flags=0)},
     ),
+    # layers that convolve, beside those that attend: around their rings, and before there are as many tokens as taps
+    "lfm2": (
+        Shape(512, 768, 8, 2, 64, 3, 264, Q4_K, down_kind=Q6_K, qk_norm=True, halves=True, taps=3, ring=8), 5, 40, {},
+    ),
+    "lfm2 begins": (Shape(256, 512, 4, 2, 64, 3, 264, qk_norm=True, halves=True, taps=4, ring=64), 7, 2, {}),
+    "lfm2 floats": (
+        Shape(512, 512, 8, 2, 64, 2, 72, F16, taps=3, ring=64), 3, 0, {"tuning": replace(SMALL, epoch_flags=0)},
+    ),
+    "lfm2 narrow": (
+        Shape(576, 640, 9, 3, 64, 3, 301, Q8_0, taps=2, ring=64, positions=128), 5, 100,
+        {"tuning": replace(SMALL, replicas=8, per_tile=2), "shares": 3},
+    ),
     "ungated": (Shape(768, 1536, 4, 2, 64, 1, 264, Q8_0, gated=False), 6, 20, {}),
     # no norm before blocks; queries and keys normed whole
     "olmo": (
@@ -256,7 +283,7 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-OFTEN = ("temperature", "mixed", "pipeline", "tensor", "plain", "packed", "narrow", "starcoder")
+OFTEN = ("lfm2", "temperature", "mixed", "pipeline", "tensor", "plain", "packed", "narrow", "starcoder")
 
 
 def cases() -> Iterator[Any]:
@@ -307,6 +334,9 @@ def test_every_stage_publishes_what_its_interpreter_does(operands: Operands, nam
         pytest.param(replace(SHAPES["olmo2"], ffn=1088), TYPE.Q8_0, {}, False, id="olmo2 Q8_0, rows of 17 segments"),
         pytest.param(SHAPES["sixteen to a group"], TYPE.Q4_K, {}, False, id="Q4_K, group of 16"),
         pytest.param(SHAPES["hunyuan"], TYPE.Q8_0, {}, False, id="hunyuan Q8_0"),
+        pytest.param(SHAPES["lfm2"], TYPE.Q4_K, {"ffn_down": TYPE.Q6_K}, False, id="lfm2 Q4_K"),
+        pytest.param(SHAPES["lfm2"], TYPE.Q8_0, {}, True, id="lfm2 Q8_0", marks=pytest.mark.long),
+        pytest.param(SHAPES["lfm2"], TYPE.F16, {}, False, id="lfm2 F16", marks=pytest.mark.long),
         pytest.param(SHAPES["starcoder2"], TYPE.Q4_K, {}, False, id="starcoder2 Q4_K"),
         pytest.param(SHAPES["starcoder2"], TYPE.F16, {}, False, id="starcoder2 F16", marks=pytest.mark.long),
         pytest.param(SHAPES["nemotron"], TYPE.Q8_0, {}, True, id="nemotron Q8_0", marks=pytest.mark.long),

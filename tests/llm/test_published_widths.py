@@ -72,6 +72,9 @@ WIDTHS = {
     "Qwen 2.5 VL 7B": Width("qwen2vl", 3584, 18944, 28, 4, 128),
     "Qwen 3 VL 8B": Width("qwen3vl", 4096, 12288, 32, 8, 128),
     "GLM-4 9B of 2024": Width("chatglm", 4096, 13696, 32, 2, 128),
+    "LFM2 350M": Width("lfm2", 1024, 4608, 16, 8, 64),
+    "LFM2 1.2B": Width("lfm2", 2048, 8192, 32, 8, 64),
+    "LFM2 2.6B": Width("lfm2", 2048, 10752, 32, 8, 64),
     "Tiny Aya": Width("cohere2", 2048, 11008, 16, 4, 128),
     "Command R7B": Width("cohere2", 4096, 14336, 32, 8, 128),
     "Command R 35B": Width("command-r", 8192, 24576, 64, 8, 128),
@@ -105,14 +108,14 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def written(path: Path, width: Width) -> Path:
-    """One layer, two of a family with windows in every other one."""
+    """One layer, two of a family with windows in every other one, or whose first one convolves."""
     base = next(shape for shape in models.SHAPES.values() if shape.arch == width.arch)
     turned = width.head_dim // 2 if width.arch in PARTLY_TURNED else width.head_dim
     own = base.own | {"rope.dimension_count": turned} if "rope.dimension_count" in base.own else dict(base.own)
     own |= {"attention.sliding_window_pattern": 2} if width.arch == "gemma3" else {}
     shape = replace(
-        base, **width._asdict(), layers=2 if width.arch == "gemma3" else 1, vocab=1024,
-        specials=min(base.specials, 1000), context=4096, own=own,
+        base, **width._asdict(), layers=2 if width.arch in ("gemma3", "lfm2") else 1, vocab=1024,
+        specials=min(base.specials, 1000), context=4096, own=own, attends=(1,) if base.attends else (),
     )  # fmt: skip
     models.write(path, shape, "q4km")
     return path

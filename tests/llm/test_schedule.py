@@ -274,6 +274,45 @@ def test_the_proof_names_a_mistake_where_products_are_set_apart(mutant: Callable
         validate(mutant(program))
 
 
+def convolve_in_another_order(program: Program) -> Program:
+    ins = find(program, Op.CONVOLVE)
+    return program.replaced(ins._replace(runs=(ins.runs[1], ins.runs[0], ins.runs[2])))
+
+
+def convolve_a_vector_of_another(program: Program) -> Program:
+    a, b = find(program, Op.CONVOLVE, 0), find(program, Op.CONVOLVE, 1)
+    return program.replaced(a._replace(runs=(*a.runs[:2], b.runs[2])), b._replace(runs=(*b.runs[:2], a.runs[2])))
+
+
+def convolve_too_early(program: Program) -> Program:
+    return program.replaced(find(program, Op.CONVOLVE)._replace(waits=()))
+
+
+def add_what_was_attended(program: Program) -> Program:
+    """A layer that convolves adds what attention of the one before it made."""
+    stages = [stage for stage in program.stages if stage.op is Op.ADD and stage.layer == 2]
+    attended = next(stage.instructions[0].stage for stage in program.stages if stage.op is Op.ATTEND)
+    ins = stages[0].instructions[1]
+    return program.replaced(ins._replace(waits=(ins.waits[0]._replace(stage=attended),)))
+
+
+CONVOLVED: dict[Callable[[Program], Program], str] = {
+    convolve_in_another_order: r"CONVOLVE of layer 2\) on CTA 1 convolves the rows \[\(304, 48\), \(48, 48\)",
+    convolve_a_vector_of_another: r"CONVOLVE of layer 2\) on CTA 0 convolves the rows",
+    convolve_too_early: r"CONVOLVE of layer 2\) on CTA 1 reads X\[0\] .* does not wait for it",
+    add_what_was_attended: r"ADD of layer 2\) on CTA 1 waits for .* writers of stage|reads MIXED",
+}
+
+
+@pytest.mark.parametrize("mutant", CONVOLVED, ids=lambda mutant: mutant.__name__)
+def test_the_proof_names_a_mistake_where_layers_convolve(mutant: Callable[[Program], Program]) -> None:
+    program = build(make(Shape(layers=3, taps=3)).network, 6)
+    assert len(validate(program)) == len(program.stages) * program.ctas
+    assert len(program.stages) == 3 + 4 + 5 + 4  # attention has a stage of its own
+    with pytest.raises(ScheduleError, match=CONVOLVED[mutant]):
+        validate(mutant(program))
+
+
 def test_a_proof_for_one_split_of_attention_and_for_the_most_is_one_for_every_number() -> None:
     program = build(make(Shape(layers=1)).network, 14)
     assert program.splits == 7
@@ -321,8 +360,9 @@ def orders(program: Program, count: int) -> Iterator[list[Instruction]]:
         Shape(post_norms=True, window=2),
         Shape(by_mean=True, gated=False),
         Shape(by_mean=True, parallel=True),
+        Shape(layers=3, taps=3, ring=64),
     ],
-    ids=["quantized", "floats", "norms after blocks", "layer norms", "parallel"],
+    ids=["quantized", "floats", "norms after blocks", "layer norms", "parallel", "convolutions"],
 )
 def test_every_order_that_the_waits_allow_makes_the_same_step(shape: Shape) -> None:
     made = make(shape)

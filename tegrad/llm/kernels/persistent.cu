@@ -28,6 +28,7 @@
 // add without its mean what blocks add, which layer norms would subtract), UNNORMED (1: layers read the stream as it
 // is), UNGATED (1: GATE's rows are activation(up) and have a bias), PARALLEL (1: of two APARTs the first only keeps its
 // rows, and the second adds its own to them; GATE reads what PROJECT has staged for its format),
+// TAPS (of layers that convolve, with rings of TAP_ROWS rows of DIM floats; 0: there are none),
 // LOGIT_CAP (logits become LOGIT_CAP * tanh(logit / LOGIT_CAP)), ANGLE_TABLES (of how many ropes), FIXED (1: the
 // segments of a warp all meet the same activations), NARROW (1: packed rows may be a multiple of 64 only, else they are
 // of 256), SHARED; what may be tuned: CONSUMERS, EPILOGUE, PIPELINE_STAGES (at most), POLLED (sets of 16, of two
@@ -61,6 +62,9 @@
 #ifndef PARALLEL
 #define PARALLEL 0
 #endif
+#ifndef TAPS
+#define TAPS 0
+#endif
 #ifndef UNGATED
 #define UNGATED 0
 #endif
@@ -75,7 +79,7 @@
 #endif
 
 // schedule.Op, schedule.WORDS and flags
-enum Op { NOTHING, EMBED, PROJECT, ATTEND, ADD, GATE, LOGITS, SAMPLE, APART, JOIN };
+enum Op { NOTHING, EMBED, PROJECT, ATTEND, ADD, GATE, LOGITS, SAMPLE, APART, JOIN, CONVOLVE };
 enum Field { OP, FLAGS, STAGE, COLUMNS_OF, SOURCE, WAIT, WRITERS, TARGET, FIRST, ROWS_OF, HEAD, SPLIT_OF, RUN = 12,
              NORM = 24, BIAS = 26, EXTRA = 28, WAIT2 = 30, WAIT3 = 31,
              RING_ROWS = RUN + 2, MOST_SEEN = RUN + 3 };
@@ -86,6 +90,9 @@ enum Format { EVERY_FORMAT(NAMED) };
 #undef NAMED
 constexpr int RUNS = 3, COUNTER_BYTES = 32;
 enum : unsigned { ADDED = POST_NORMS ? APART : ADD, GROWS = POST_NORMS ? JOIN : ADD };  // the product, and who adds it
+__device__ __forceinline__ bool multiplies(unsigned op) {
+    return op == PROJECT || op == ADDED || op == GATE || op == LOGITS || (TAPS != 0 && op == CONVOLVE);
+}
 constexpr int GROUPS_PER_HEAD = KV_HEADS / CACHE_HEADS;
 
 constexpr int CONSUMER_THREADS = 32 * CONSUMERS, EPILOGUE_THREADS = 32 * EPILOGUE;
@@ -593,7 +600,7 @@ __device__ __forceinline__ void consume(Reader reader, Work &work, Pipeline &pip
 #else
             attend_split(word, work, workspace, position, warp, warp * 32 + lane);
 #endif
-        } else if (op == PROJECT || op == ADDED || op == GATE || op == LOGITS) {
+        } else if (multiplies(op)) {
             WITH_FORMAT(word[RUN + FORMAT_OF], stage_rest<F>(word, work, workspace, base, warp * 32 + lane);
                         multiply<F>(word, work, pipeline, buffer, now, warp, lane));
             barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
@@ -615,7 +622,7 @@ __device__ __forceinline__ void fill(Reader reader, Pipeline &pipeline, unsigned
             continue;
         }
 #endif
-        if (op != PROJECT && op != ADDED && op != GATE && op != LOGITS) continue;
+        if (!multiplies(op)) continue;
         unsigned bytes = 0;
         WITH_FORMAT(word[RUN + FORMAT_OF], bytes = segment_bytes<F>(columns));
         const unsigned char *from[RUNS];
@@ -917,6 +924,29 @@ __device__ __forceinline__ bool without_product(unsigned op) {
     return op == EMBED;
 }
 
+#if TAPS
+// What convolves an element: its row of the kernel, whose last column is of the token itself, and what the ring has of
+// the tokens before.
+struct Convolution {
+    float column[TAPS], before[TAPS];
+
+    __device__ __forceinline__ void load(const float *kernel, const float *ring, int element, int position) {
+#pragma unroll
+        for (int back = 0; back < TAPS; back++) {
+            column[back] = __ldg(kernel + (size_t)element * TAPS + TAPS - 1 - back);
+            const bool there = back > 0 && back <= position;
+            before[back] = there ? ring[(size_t)((unsigned)(position - back) % TAP_ROWS) * DIM + element] : 0;
+        }
+    }
+    __device__ __forceinline__ float sum(float own) const {
+        float result = own * column[0];
+#pragma unroll
+        for (int back = 1; back < TAPS; back++) result = fmaf(before[back], column[back], result);
+        return result;
+    }
+};
+#endif
+
 __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epilogue, State *state, Entry *ring,
                                              int *histories, const int *ends, float *logits,
                                              unsigned long long *timestamps, bool greedy, int position, int token) {
@@ -948,6 +978,12 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
         const bool normed = op == LOGITS;
 #else
         const bool normed = op != ADDED && op != ATTEND && op != EMBED && op != SAMPLE;
+#endif
+#if TAPS
+        const float *kernel = (const float *)word.address(NORM);
+        float *taps = (float *)word.address(EXTRA);
+        Convolution convolution;
+        if (op == CONVOLVE && early) convolution.load(kernel, taps, mine, position);
 #endif
         float factor = 1;
         if (op == ATTEND) {
@@ -1103,6 +1139,14 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
 #else
                     if (op == GATE) value = activate(value) * epilogue.row_sum(sums + ups, pieces) * factor;
 #endif
+#if TAPS
+                    if (op == CONVOLVE) {
+                        const float second = epilogue.row_sum(sums + ups, pieces) * factor;
+                        value *= epilogue.row_sum(sums + 2 * ups, pieces) * factor;
+                        taps[(size_t)((unsigned)position % TAP_ROWS) * DIM + row] = value;
+                        value = second * convolution.sum(value);
+                    }
+#endif
                     if (op == PROJECT) value += near;
 #if QK_NORM == 2
                     if (op == PROJECT) square = value * value;
@@ -1122,6 +1166,9 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
                 to = packet_of(target, row, floats, lane);
                 inside = row >= first && row < end;
                 near = beside && op != ATTEND && inside ? __ldg(beside + row) : 0;
+#if TAPS
+                if (op == CONVOLVE && inside) convolution.load(kernel, taps, row, position);
+#endif
 #if POST_NORMS
                 by = op == JOIN && inside && (!BY_MEAN || post) ? __ldg(post + row) : 0;
 #endif
