@@ -31,6 +31,7 @@ from exact import WIDTHS, Cached, Parts, Weights, by_sets, by_units, chain, not_
 from tegrad.llm.arch import Config
 from tegrad.llm.cache import AHEAD, KvCache
 from tegrad.llm.gguf import Gguf
+from tegrad.llm.network import Attend, Convolve
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.plan import DecodePlan
@@ -81,8 +82,10 @@ class Filling:
         rng = np.random.default_rng(8)
         self._config, self._q8, self.heads = config, q8, config.kv_heads
         self._layers = []
-        for _ in range(config.layers):
-            if q8:
+        for op in config.network.mixers:
+            if isinstance(op, Convolve):
+                sides, scales = [rng.standard_normal(self.COUNT).astype(np.float32)], []
+            elif q8:
                 sides = [rng.integers(-127, 128, self.COUNT).astype(np.int8) for _ in range(2)]
                 scales = [rng.uniform(0.01, 0.02, self.COUNT).astype(np.float16) for _ in range(2)]
             else:
@@ -93,11 +96,12 @@ class Filling:
     def store(self, device: Any, cache: KvCache) -> None:
         """Fill a cache, beyond the depth too, and look whether the last layer has what the reference reads."""
         for layer, (sides, scales) in zip(cache.layers, self._layers, strict=True):
-            buffers = (layer.keys, layer.values, *((layer.key_scales, layer.value_scales) if self._q8 else ()))
-            for buffer, some in zip(buffers, (*sides, *scales), strict=True):
+            buffers = (layer.keys, layer.values, layer.key_scales, layer.value_scales)
+            for buffer, some in zip(buffers, (*sides, *scales), strict=False):
                 data = np.resize(some.view(np.uint8), buffer.size)
                 device.allocator._copyin(buffer, memoryview(bytearray(data)))
-        last, at = cache.layers[-1], len(self._layers) - 1
+        at = max(at for at, op in enumerate(self._config.network.mixers) if isinstance(op, Attend))
+        last = cache.layers[at]
         length = last.rows * self.heads * self._config.head_dim  # a buffer may be longer
         for side, (buffer, scale) in enumerate(((last.keys, last.key_scales), (last.values, last.value_scales))):
             wanted = [self.head(at, side, head, last.rows) for head in range(self.heads)]
@@ -110,10 +114,12 @@ class Filling:
 
     def cached(self, positions: int, depth: int) -> Cached:
         """The first `depth` positions of a cache of `positions`; what a ring has lost is what took its place."""
-        attends = self._config.network.attends
+        mixers = self._config.network.mixers
 
-        def layer(at: int) -> tuple["_Side", "_Side"]:
-            rows = rows_of(attends[at], positions, AHEAD)
+        def layer(at: int) -> tuple[Any, Any]:
+            rows = rows_of(mixers[at], positions, AHEAD)
+            if isinstance(mixers[at], Convolve):
+                return [self.kept(at, rows)[np.arange(depth) % rows]], ()
             return _Side(self, at, 0, rows, depth), _Side(self, at, 1, rows, depth)
 
         return layer
@@ -127,6 +133,10 @@ class Filling:
             return made
         scale = self._laid(scales[side], head, positions, width // 32)
         return made * np.repeat(scale.astype(np.float64), 32, axis=1)
+
+    def kept(self, layer: int, rows: int) -> NDArray[Any]:
+        """What a layer that convolves has (rows, dim)."""
+        return self._laid(self._layers[layer][0][0], 0, rows, self._config.dim)
 
     @staticmethod
     def _laid(some: NDArray[Any], head: int, positions: int, width: int) -> NDArray[Any]:

@@ -21,7 +21,7 @@ from exact import Asked, Cached, Floats, Parts, Way
 from interpreter import Travelling
 
 from tegrad.llm.formats import PLAIN, SET
-from tegrad.llm.network import Add, Attend, Gate, Project
+from tegrad.llm.network import Add, Attend, Convolve, Gate, Project
 from tegrad.llm.schedule import FLOAT_UNIT, QUANTIZED_UNIT, UNIT, Op, Vector
 
 
@@ -41,7 +41,8 @@ class Step:
     made, what gate and up read, what down reads; then what the logits' product reads, and the logits."""
 
     qkv: list[Handed] = field(default_factory=list)
-    products: list[Handed] = field(default_factory=list)
+    products: list[Handed | None] = field(default_factory=list)
+    """None of a layer that convolves in one launch, whose products stay with their CTA."""
     output: list[Handed] = field(default_factory=list)
     gate: list[Handed] = field(default_factory=list)
     down: list[Handed] = field(default_factory=list)
@@ -127,10 +128,11 @@ def many(steps: Any, plan: Any, place: Any) -> Step:
             step.stream(stream(handed), layers)
             handed += 1
         elif kind == "qkv":
-            size = 4 * config.size("query+key+value")
+            size = 4 * sum(matrix.rows for matrix in model.layers[layer].qkv)
             step.products.append(Handed(get(device, plan._qkv, size, np.float32).astype(np.float64)))
-        elif kind == "attention":
-            step.output.append(vector(plan._mixed, matrices[arch.attn_output.name].kind))
+        elif kind in ("attention", "convolution"):
+            mixed = next(op for op in config.network.blocks[layer] if isinstance(op, Add) and op.reads == "mixed")
+            step.output.append(vector(plan._mixed, matrices[mixed.matrix.name].kind))
         elif kind == "gate":
             step.down.append(vector(plan._hidden, matrices[arch.down.name].kind))
     step.scores.append(Handed(get(device, plan.logits, 4 * config.vocab, np.float32).astype(np.float64)))
@@ -152,6 +154,8 @@ def one(steps: Any, plan: Any, place: Any) -> Step:
         if stage.op is Op.LOGITS:
             step.scores.append(Handed(get(device, plan.logits, 4 * config.vocab, np.float32).astype(np.float64)))
             continue
+        if stage.op is Op.CONVOLVE:
+            step.products.append(None)
         vector = next(ins.output.vector for ins in stage.instructions if ins.output is not None)
         size = program.network.sizes[vector]
         nbytes = -(-size // UNIT) * (FLOAT_UNIT if stage.floats else QUANTIZED_UNIT)
@@ -197,10 +201,14 @@ def follow(parts: Parts, step: Step, token: int, cached: Cached, place: Any) -> 
         match op:
             case Project():
                 x = held("qkv", at, parts.centered(stream) * part.norm)
-                read["qkv"] = held("products", at, (yield Asked(part.names, x.read)) * x.factor + part.bias).read
+                products = (yield Asked(part.names, x.read)) * x.factor + part.bias
+                read["qkv"] = products if step.products[at] is None else held("products", at, products).read
             case Attend():
                 mixed = parts.attention(op, part, read["qkv"][None], *cached(at), place.stored, place.depth)[0]
                 read["mixed"] = held("output", at, mixed).read
+            case Convolve():
+                made = parts.convolution(op, part, read["qkv"][None], cached(at)[0])[0]
+                read["mixed"] = held("output", at, made).read
             case Gate():
                 x = held("gate", at, parts.centered(stream) * part.norm)
                 read["hidden"] = held("down", at, parts.gated(op, (yield Asked(part.names, x.read)) * x.factor)).read

@@ -24,7 +24,7 @@ from tegrad.llm.chips import Role
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import PLAIN, SET
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.network import Add, Attend, Gate, Op, Project, Spec
+from tegrad.llm.network import Add, Attend, Convolve, Gate, Op, Project, Spec
 from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS, attended, capped
 from tegrad.llm.reference import expanded
 from tegrad.llm.rope import Rope
@@ -35,14 +35,19 @@ Stored: TypeAlias = Literal["F32", "F16", "Q8_0"]
 Side: TypeAlias = Sequence[NDArray[Any]] | NDArray[Any]
 """Rotated keys, or values, of each KV head (positions, width)."""
 Cached: TypeAlias = Callable[[int], tuple[Side, Side]]
-"""A layer's keys and values of the positions before the first token."""
-Rounding: TypeAlias = Callable[[Role, Floats], Floats]
+"""A layer's keys and values of the positions before the first token; of one that convolves what it keeps of them
+(positions, dim), as if of one head, and nothing."""
+Read: TypeAlias = Role | Literal["convolution"]
+"""A product's role; "convolution" instead of "output" where that reads what was convolved."""
+Rounding: TypeAlias = Callable[[Read, Floats], Floats]
 """What a product of packed weights in this role reads of a vector (..., columns)."""
 
 WEIGHTS_AT_ONCE: Final = 1 << 22
 """Weights that are expanded at a time."""
 WIDTHS: Final[dict[Role, str]] = {"qkv": "dim", "output": "mixed", "gate": "dim", "down": "ffn", "logits": "dim"}
 """What a role's products read, as a size of `Config`."""
+CONVOLUTION: Final[tuple[Literal["convolution"]]] = ("convolution",)
+"""What is not a product's role."""
 
 
 class Asked(NamedTuple):
@@ -145,6 +150,7 @@ class Part:
     bias: Floats
     query_norm: Floats | None = None
     key_norm: Floats | None = None
+    kernel: Floats | None = None
 
 
 class Parts:
@@ -167,7 +173,8 @@ class Parts:
         self.output_norm = weights.vector(tensor_name(net.logits.norm.spec)) * net.logits.norm.scale
         for spec, layer in self.config.specs():
             name = tensor_name(spec, layer, "bias")
-            if spec not in net.project.matrices and name in weights.tensors:
+            projected = () if layer is None else net.project(layer).matrices
+            if spec not in projected and name in weights.tensors:
                 raise UnsupportedModelError(f"{name} is not added here")
 
     def embedding(self, tokens: Sequence[int]) -> Floats:
@@ -187,6 +194,9 @@ class Parts:
 
         if isinstance(op, Attend):
             return Part((), None, np.zeros(0), vector(op.query_norm), vector(op.key_norm))
+        if isinstance(op, Convolve):
+            rows = self.weights.rows(tensor_name(op.kernel, layer), 0, self.config.dim)
+            return Part((), None, np.zeros(0), kernel=rows)
         names = tuple(tensor_name(spec, layer) for spec in op.matrices)
         norm = vector(None if op.norm is None else op.norm.spec)
         return Part(names, norm, np.concatenate([self._bias(spec, layer) for spec in op.matrices]))
@@ -229,6 +239,20 @@ class Parts:
         parts = x.reshape(*x.shape[:-1], -1, len(norm))
         normed: Floats = (parts * self.factor(parts) * norm).reshape(x.shape)
         return normed
+
+    def convolution(self, op: Convolve, part: Part, products: Floats, kept: Side) -> Floats:
+        """What a convolution makes (..., tokens, dim) of products (..., tokens, 3 * dim) of tokens one after the other,
+        after those of which there is something `kept`."""
+        assert part.kernel is not None
+        first, second, third = np.split(products, 3, axis=-1)
+        before = np.asarray(kept[0] if len(kept) else np.zeros((0, self.config.dim)), np.float64)[-(op.taps - 1) :]
+        new = first * third
+        none = np.zeros((*new.shape[:-2], op.taps - 1 - len(before), new.shape[-1]))
+        every = np.concatenate([none, np.broadcast_to(before, (*new.shape[:-2], *before.shape)), new], axis=-2)
+        count = new.shape[-2]
+        taps = (every[..., tap : tap + count, :] * part.kernel[:, tap] for tap in range(op.taps))
+        made: Floats = second * sum(taps)
+        return made
 
     def attention(
         self, op: Attend, part: Part, qkv: Floats, keys: Side, values: Side, stored: Stored, first: int
@@ -278,7 +302,7 @@ class Parts:
 def nothing(config: Config) -> Cached:
     """The cache before the first token."""
     empty = np.zeros((config.kv_heads, 0, config.head_dim))
-    return lambda layer: (empty, empty)
+    return lambda layer: ((), ()) if isinstance(config.network.mixers[layer], Convolve) else (empty, empty)
 
 
 def chain(
@@ -287,13 +311,13 @@ def chain(
     """Logits (roundings, tokens, vocab) after each of some tokens, for each way to round."""
     weights = parts.weights
 
-    def rounded(role: Role, name: str, x: Floats) -> Floats:
+    def rounded(role: Read, name: str, x: Floats) -> Floats:
         if not weights.packed(name):
             return x
         return np.stack([rounding(role, vectors) for rounding, vectors in zip(roundings, x, strict=True)])
 
     stream = np.repeat(parts.embedding(tokens)[None], len(roundings), axis=0)
-    made: dict[str, Floats] = {}  # by what `Attend` and `Add` read
+    mixers, made = parts.network.mixers, dict[str, Floats]()  # by what mixers and `Add` read
     for at, op, part in parts.operations():
         match op:
             case Project() | Gate():
@@ -303,8 +327,12 @@ def chain(
                 made |= {"hidden": parts.gated(op, y)} if isinstance(op, Gate) else {"qkv": y}
             case Attend():
                 made["mixed"] = parts.attention(op, part, made["qkv"], *cached(at), stored, first)
+            case Convolve():
+                made["mixed"] = parts.convolution(op, part, made["qkv"], cached(at)[0])
             case Add():
-                product = yield Asked(part.names, rounded(op.role, part.names[0], made[op.reads]))
+                mixer = mixers[at]
+                role: Read = mixer.role if op.reads == "mixed" and isinstance(mixer, Convolve) else op.role
+                product = yield Asked(part.names, rounded(role, part.names[0], made[op.reads]))
                 stream = stream + parts.added(part, product)
     read = parts.centered(stream)
     x = rounded("logits", parts.logits, read * parts.output_norm)
@@ -314,12 +342,12 @@ def chain(
 # --- what steps round -------------------------------------------------------------------------------------------------
 
 
-def not_at_all(role: Role, x: Floats) -> Floats:
+def not_at_all(role: Read, x: Floats) -> Floats:
     """Exact: no rounding."""
     return x
 
 
-def by_sets(role: Role, x: Floats) -> Floats:
+def by_sets(role: Read, x: Floats) -> Floats:
     """As many launches do: int8, with a scale for each 16 elements, a 127th of the largest."""
     sets = x.reshape(*x.shape[:-1], -1, SET)
     scale = np.abs(sets).max(axis=-1, keepdims=True) / 127
@@ -333,17 +361,17 @@ def by_units(config: Config, ctas: int) -> Rounding:
     where two CTAs wrote them; what reads them then brings the smaller half to the scale of the larger one, by two bits
     more of each element. A parallel block's gate counts as dealt out evenly, whoever attends."""
 
-    def owners(role: Role) -> NDArray[np.int64]:
-        units = config.size(WIDTHS[role]) // UNIT
+    def owners(role: Read) -> NDArray[np.int64]:
+        units = config.size("dim" if role == "convolution" else WIDTHS[role]) // UNIT
         if role == "output":
             return np.zeros(units, np.int64)  # attention publishes whole heads
-        columns = ("dim",) if role == "down" else ("mixed", "ffn")  # of those that write it
+        columns = ("dim",) if role in ("down", "convolution") else ("mixed", "ffn")  # of those that write it
         least = units_together(*(config.size(name) for name in columns))
         return np.repeat(np.arange(ctas), [count for _, count in deal(units, ctas, least)])
 
-    halves = {role: owners(role).reshape(-1, SET // UNIT) for role in WIDTHS}
+    halves = {role: owners(role).reshape(-1, SET // UNIT) for role in (*WIDTHS, *CONVOLUTION)}
 
-    def rounded(role: Role, x: Floats) -> Floats:
+    def rounded(role: Read, x: Floats) -> Floats:
         units = x.reshape(*x.shape[:-1], -1, SET // UNIT, UNIT)
         peak = np.abs(units).max(axis=-1)
         alone = (halves[role] != halves[role][:, :1]).any(axis=-1, keepdims=True)
@@ -361,4 +389,5 @@ def by_units(config: Config, ctas: int) -> Rounding:
 
 def only(rounding: Rounding, role: Role) -> Rounding:
     """A rounding of what one role's products read."""
-    return lambda at, x: rounding(at, x) if at == role else x
+    roles = (role, *CONVOLUTION) if role == "output" else (role,)
+    return lambda at, x: rounding(at, x) if at in roles else x

@@ -32,9 +32,10 @@ PLACES = (Place(256, 0, False), Place(256, 200, False, True, True), Place(256, 2
 QWEN3 = replace(SHAPES["qwen3"], heads=4, context=512, layers=1)
 """Its epsilon is so large that nothing is right without it."""
 GEMMA = replace(SHAPES["gemma3"], context=1024, heads=2, head_dim=256)
+LFM2 = replace(SHAPES["lfm2"], context=1024, layers=3)
 COHERE = replace(SHAPES["cohere2"], context=512)
 FAR = (Place(640, 580, True, True, True),)
-"""Further than the rings of GEMMA's windows have rows."""
+"""Further than the rings of GEMMA's windows, and of LFM2's convolutions, have rows."""
 
 
 def taken(
@@ -59,12 +60,13 @@ def complaints(found: list[Found]) -> list[str]:
         pytest.param(QWEN3, TYPE.F16, 2, {}, id="qwen3 F16", marks=pytest.mark.long),
         pytest.param(replace(SHAPES["qwen2"], context=512), TYPE.Q8_0, 0, {}, id="qwen2 Q8_0", marks=pytest.mark.long),
         pytest.param(COHERE, TYPE.Q8_0, 0, {}, id="cohere2 Q8_0", marks=pytest.mark.long),
+        pytest.param(LFM2, TYPE.Q4_K, 0, {}, id="lfm2 Q4_K"),
     ],
 )
 def test_right_steps_are_off_by_their_roundings_alone(
     opened: Any, tmp_path: Path, shape: Shape, kind: TYPE, ring: int, kinds: dict[str, TYPE]
 ) -> None:
-    places = FAR if shape is GEMMA else PLACES
+    places = FAR if shape in (GEMMA, LFM2) else PLACES
     found = taken(opened, tmp_path / "model.gguf", shape, kind, places, ring, **kinds)
     assert [each.place for each in found] == list(places)
     assert complaints(found) == []
@@ -72,8 +74,10 @@ def test_right_steps_are_off_by_their_roundings_alone(
         plans = {"one"} if shape in (GEMMA, COHERE) else {"one", "many"}
         assert set(each.stages) == (plans if each.place.stepped else set())
         for plan in each.stages:
+            attending = sum(not shape.convolves(at) for at in range(shape.layers))
             for name, layers in each.stages[plan].items():
-                assert len(layers) == (1 if name in ("logits", "scores") else shape.layers)
+                whole = attending if (plan, name) == ("one", "products") else shape.layers
+                assert len(layers) == (1 if name in ("logits", "scores") else whole)
             off = getattr(each.modelled, f"{plan}_exact")
             together = sum(share**2 for share in each.shares[plan].values()) ** 0.5
             assert together == pytest.approx(off, rel=0.35, abs=1e-9)
@@ -133,7 +137,7 @@ def test_a_wrong_step_is_noticed_in_its_stage(
 def test_keys_and_values_are_as_large_as_a_models(q8: bool) -> None:
     """An f16 cache's buffers, which stand for its scales too, were once filled like those: 0.015 and all alike."""
     config = SHAPES["qwen3"]
-    network = SimpleNamespace(attends=[SimpleNamespace(window=None)] * 2)
+    network = SimpleNamespace(mixers=[SimpleNamespace(window=None)] * 2)
     sizes = SimpleNamespace(layers=2, kv_heads=3, head_dim=config.width, network=network)
     filling, positions = Filling(sizes, q8), 700  # type: ignore[arg-type]
     for layer in range(2):

@@ -36,6 +36,7 @@ MODELS = {
     "minicpm": (SHAPES["minicpm"], TYPE.Q8_0, {}),
     "exaone4": (SHAPES["exaone4"], TYPE.Q8_0, {}),
     "cohere2": (SHAPES["cohere2"], TYPE.Q8_0, {}),
+    "lfm2": (SHAPES["lfm2"], TYPE.Q8_0, {}),
     "divisors": (Shape(rope_freqs=True, tied=True, vocab=303), TYPE.Q4_0, {}),
 }
 
@@ -81,8 +82,8 @@ def test_logits_are_the_float_references_with_and_without_a_past(
         reference.logits(TOKENS[:6], past)
         sides = {
             layer: tuple(np.moveaxis(side[layer][:, :, 0], 0, 1) for side in (dict(past.keys), dict(past.values)))
-            for layer in range(reference.config.layers)
-        }
+            for layer in past.keys
+        } | {layer: ([kept.copy()], ()) for layer, kept in past.convolved.items()}
         wanted = reference.logits(TOKENS[6:], past)
 
         def go_on(parts: Parts, sides: Any = sides, stored: Any = stored) -> list[Any]:

@@ -1,4 +1,4 @@
-// A short convolution of each row: y = second * (the sum of kernel[tap] times first * third of this and earlier tokens).
+// A short convolution of each row: y = second * (the sum of kernel[tap] times first * third, of it and earlier tokens).
 // Rows are new tokens: one of each sequence, or a chunk's, which read each other.
 //
 // DIM; TAPS; ROWS: of the ring, in which position p lies in row p % ROWS; CHUNK: 1 of a chunk's tokens, 0 of sequences;
