@@ -35,6 +35,9 @@ class Form:
     between: tuple[str, ...] = ()
     python: bool = False
     """Calls may be written as Python does."""
+    earlier: str | None = None
+    """A call of an earlier answer, in a template that knows none, with WORDS for arguments as Python's keywords; None:
+    as `call`."""
     bare: str | None = None
     """What an answer begins with that is a text, where one without it may begin with a call's name; None: none does."""
     parameter: tuple[str, str, str] | None = None
@@ -92,6 +95,13 @@ FORMS: Final = (
         "glm", ("[gMASK]<sop>", "metadata"), (), call="NAME\nARGS", between=("\n",), bare="", observed=True,
     ),
     Form("functionary", (">>>all",), (">>>",), call="NAME\nARGS", join=">>>", between=("\n",), bare="all\n"),
+    *(
+        Form(
+            "lfm2", (mark,), ("<|tool_call_start|>",), ("<|tool_call_end|>",), join=", ",
+            before="<|tool_call_start|>[", after="]<|tool_call_end|>", python=True, earlier="NAME(WORDS)",
+        )
+        for mark in ("<|tool_list_start|>", "List of tools: [")  # LFM2 and LFM2.5
+    ),
     *(
         Form("llama", (mark,), ("<|python_tag|>", "<|python_start|>"), ("<|python_end|>",), call=_NAMED, python=True)
         for mark in ('"parameters": ', "<|python_tag|>", "[func_name1(")

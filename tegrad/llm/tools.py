@@ -259,9 +259,13 @@ def _as_observed(messages: Sequence[Message]) -> list[Message]:
 
 
 def _written(form: Form, function: Mapping[str, Any]) -> str:
-    """A call as the model writes it."""
+    """A call as the model wrote it."""
+    given = function["arguments"]
+    if form.earlier is not None and isinstance(given, Mapping):
+        words = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in given.items())
+        return form.earlier.replace("NAME", function["name"]).replace("WORDS", words)
     head, _, tail = form.call.rpartition("ARGS")
-    return head.replace("NAME", function["name"]) + json.dumps(function["arguments"], ensure_ascii=False) + tail
+    return head.replace("NAME", function["name"]) + json.dumps(given, ensure_ascii=False) + tail
 
 
 def _in_system(messages: list[Message], more: str | Mapping[str, Any], *, user: bool = False) -> list[Message]:

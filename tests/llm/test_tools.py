@@ -21,6 +21,7 @@ from tool_outputs import (
     GLM_2024,
     GRANITE,
     HERMES,
+    LFM2,
     LLAMA,
     MISTRAL_LIST,
     PHI,
@@ -435,6 +436,12 @@ def test_calls_are_texts_in_a_template_that_knows_tools_and_no_calls() -> None:
     }
     assert made[2:] == TALK[2:]
     assert made[0] == TALK[0]
+
+
+def test_earlier_calls_of_lfm2_are_written_as_python() -> None:
+    made = Format.of(LFM2, SHIPPED).messages(TALK, TOOLS)
+    assert made[1] == {"role": "assistant", "content": '<|tool_call_start|>[add(a=1, b="x")]<|tool_call_end|>'}
+    assert made[2:] == TALK[2:]  # whose role the template knows
 
 
 def test_phi_has_its_tools_in_the_system_message() -> None:

@@ -29,6 +29,8 @@ COHERE = (
     "{% for tool in tools %}{{ message.tool_calls }}<|START_THINKING|>{{ message.reasoning_content }}<|END_THINKING|>"
     "<|START_ACTION|>[]<|END_ACTION|>"
 )
+LFM2 = "{%- for tool in tools -%}<|tool_list_start|>{%- endfor -%}<|tool_list_end|>{{ content }}"
+LFM2_5 = '{%- if tools -%}{{ "List of tools: [" }}{%- endif -%}{{ content.split("</think>") }}<think>'
 WEATHER = ("get_weather", {"city": "Paris"})
 ADD = ("add", {"a": 1, "b": [2.5, None, True]})
 
@@ -207,6 +209,19 @@ RECORDED = {
         '<|START_ACTION|>[{"parameters": {"city": "Paris"}, "tool_call_id": "0", "tool_name": "get_weather"}]'
         "<|END_ACTION|>",
         (WEATHER,),
+    ),
+    "lfm2 calls twice": Recorded(
+        LFM2, '<|tool_call_start|>[get_weather(city="Paris"), add(a=1, b=[2.5, None, True])]<|tool_call_end|>'
+        "I look it up.",
+        (WEATHER, ADD), text="I look it up.",
+    ),
+    "lfm2.5 thinks and calls": Recorded(
+        LFM2_5, "<think>Paris it is.</think>\n<|tool_call_start|>[get_weather(city='Paris')]<|tool_call_end|>",
+        (WEATHER,), thought="Paris it is.",
+    ),
+    "lfm2.5, JSON": Recorded(
+        LFM2_5, 'Sure.<|tool_call_start|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]<|tool_call_end|>',
+        (WEATHER,), text="Sure.",
     ),
     "smollm2": Recorded(
         GEMMA, '<tool_call>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</tool_call>', (WEATHER,)
