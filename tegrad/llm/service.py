@@ -150,16 +150,19 @@ class Service:
     `options` are those of `Batch`. Up to `queue` requests wait beside as many as there are slots. What PackedModel and
     Batch raise is raised; once it runs, an error of the device ends the answers that are there, and the next request
     has the device opened and the model loaded anew. `after` is called in the service's thread after each step. `warm`
-    has all that requests may need compiled first (`Batch.warm`).
+    has all that requests may need compiled first (`Batch.warm`). `known` is told the tokenizer, and how many logits the
+    model has, before it is loaded.
     """
 
     def __init__(
         self, path: str | PathLike[str], device: str | None = None, *, queue: int = QUEUE,
-        after: Callable[[], object] = lambda: None, warm: bool = False, **options: Any,
+        after: Callable[[], object] = lambda: None, warm: bool = False,
+        known: Callable[[Tokenizer, int], object] = lambda tokenizer, vocab: None, **options: Any,
     ) -> None:  # fmt: skip
         with Gguf.open(path) as file:
             rows.check(file)  # before a device is opened
             self.tokenizer = Tokenizer(file)
+            known(self.tokenizer, Config.read(file).vocab)
         self._open = partial(_opened, path, device, ends=sorted(self.tokenizer.stops), warm=warm, **options)
         self._batch: Batch | None = self._open()
         self.config, self.slots, self.positions = self._batch.config, self._batch.slots, self._batch.cache.positions

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +35,7 @@ from tegrad.llm.grammar import Masks
 from tegrad.llm.sampler import Logprobs, Mask
 from tegrad.llm.service import Counts, Order, Service
 from tegrad.llm.start import choose_device, described, speaker
+from tegrad.llm.tokenizer import Tokenizer
 from tegrad.serve.wire import Ask, Came, Cancel, Channel, Close, Embed, Fault, Load, Query, Ready, Refused, Reply
 
 COMPILERS: Final = 2
@@ -76,20 +77,25 @@ class Generator:
         self._channel = channel
         self.came = Came()
         self.sinks: dict[int, _Sink] = {}
-        self._service = Service(load.path, after=self._tell, warm=True, **load.options)
-        self.positions = self._service.positions
-        self._masks = Masks(self._service.tokenizer, self._service.config.vocab)
         self._compiling = ThreadPoolExecutor(COMPILERS, "tegrad-grammar")
+        try:
+            self._service = Service(load.path, after=self._tell, warm=True, known=self._build, **load.options)
+            wait([self._built])  # what went wrong is said to who asks for a grammar
+        except BaseException:
+            self._compiling.shutdown(wait=False)
+            raise
+        self.positions = self._service.positions
 
     @property
     def counts(self) -> Counts:
         """What was done so far."""
         return self._service.counts
 
-    def warm(self) -> None:
-        """Begin to build what grammars need, beside the first requests."""
-        with suppress(RuntimeError):  # nobody needs the model any more, and it is closed
-            self._compiling.submit(self._masks.warm)
+    def _build(self, tokenizer: Tokenizer, vocab: int) -> None:
+        """Begin to build what grammars need, while the model is loaded: it takes a second in which Python's other
+        threads stand still, and beside the first requests these would wait for it."""
+        self._masks = Masks(tokenizer, vocab)
+        self._built = self._compiling.submit(self._masks.warm)
 
     def ask(self, ask: Ask) -> None:
         """Begin to answer, once its grammar is compiled, for which no other request waits."""
@@ -202,8 +208,6 @@ class Process:
                     gc.collect()
                     gc.freeze()  # what is here stays: to search it for garbage would hold up a step
                     self._channel.send(Ready(self._runner.positions, device))
-                    if isinstance(self._runner, Generator):
-                        self._runner.warm()
                 case Embed(number, texts) if isinstance(self._runner, Embedder):
                     try:
                         self._channel.send(Reply(number, self._runner.vectors(texts)))
