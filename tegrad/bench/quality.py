@@ -59,12 +59,15 @@ _SHAPES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "q4km": (
         *("gemma3-1b", "phi4-mini", "exaone3.5-7.8b", "internlm2.5-1.8b", "seed-oss-36b", "glm4-9b"),
-        *("tiny-aya", "phi2", "jais2-8b", "aya-expanse-8b"),
+        *("tiny-aya", "phi2", "jais2-8b", "aya-expanse-8b", "lfm2-1.2b"),
     ),
     "q5_0": ("1b", "gemma3-1b", "seed-oss-36b", "glm4-9b-2024"),
     "q5_1": ("1b", "phi4-mini"),
     "q5k": ("1b", "smollm3-3b", "internlm2.5-1.8b", "stablelm-3b", "jais2-8b"),
-    "q6k": ("1b", "gemma2-2b", "ministral3-3b", "minicpm-2b", "qwen3-vl-2b", "glm4-9b", "command-r7b", "pythia-1b"),
+    "q6k": (
+        *("1b", "gemma2-2b", "ministral3-3b", "minicpm-2b", "qwen3-vl-2b", "glm4-9b", "command-r7b", "pythia-1b"),
+        "lfm2-1.2b",
+    ),
     "q8_0": (
         *("1b", "qwen3-0.6b", "olmo2-1b", "gemma-2b", "ernie4.5-0.3b", "qwen3-vl-2b", "exaone4-1.2b"),
         *("exaone3.5-7.8b", "starcoder2-3b", "nemotron-mini-4b", "afm-4.5b", "hunyuan-1.8b"),
