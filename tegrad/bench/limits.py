@@ -26,7 +26,7 @@ from tegrad.bench.kernels import PIPES, KernelRow, plan_table
 from tegrad.bench.record import Record, RecordError, Side, make
 from tegrad.hw.chips import CHIPS, Chip
 from tegrad.llm.arch import Config, tensor_name
-from tegrad.llm.cache import bytes_of
+from tegrad.llm.cache import bytes_of, state_bytes
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.network import Spec
 from tegrad.nv import roles, toolchain
@@ -128,7 +128,8 @@ def step_bytes(path: Path, depth: int = 0) -> int:
             total -= table.nbytes - table.nbytes // table.rows
         mixers = config.network.mixers
         counts = [min(depth, depth if op.window is None else op.window - 1) for op in mixers]
-    return total + sum(bytes_of(config, op, count, q8=False) for op, count in zip(mixers, counts, strict=True))
+    kept = sum(bytes_of(config, op, count, q8=False) for op, count in zip(mixers, counts, strict=True))
+    return total + kept + sum(state_bytes(op) // 2 for op in mixers)
 
 
 def decode_limit(path: Path, depth: int, bandwidth: Rate) -> Rate | None:

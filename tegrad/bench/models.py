@@ -29,7 +29,7 @@ from tegrad.errors import TegradError
 from tegrad.llm.arch import ARCHES, KV_HEADS, LONG_ROPE, Config, stored_name, tensor_name
 from tegrad.llm.errors import GgufError
 from tegrad.llm.formats import F32, PACKED, PLAIN, BlockType
-from tegrad.llm.network import Spec
+from tegrad.llm.network import Attend, Spec
 
 TYPE: TypeAlias = GGMLQuantizationType
 Array: TypeAlias = NDArray[Any]
@@ -199,8 +199,11 @@ class ModelShape:
         output = spec is arch.output or (self.tied and spec is arch.embedding)
         name = spec.stack.name if spec.stack else spec.name
         at, layers = layer or 0, self.layers
-        if self.attends and name.startswith("attn"):  # of which only so many layers have one
-            at, layers = self.attends.index(at), len(self.attends)
+        if name == "attn_v" and arch.instead is not None:  # counted where there are any, beside those of all three
+            mixers = self.config.network.mixers
+            attends = [index for index, op in enumerate(mixers) if isinstance(op, Attend)]
+            joined = any(one.name == "attn_qkv" for one in arch.instead.project)
+            at, layers = attends.index(at), layers if joined else len(attends)
         place = Place(name, sizes(spec.shape[-1]), at, layers, self.heads // self.kv_heads, output)
         return FORMATS[format_of(MIXTURES[kind], place)]
 
@@ -311,6 +314,22 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
         "chatglm", 151552, 4096, 13696, 40, 32, 2, 128, 131072, 151329, tied=False, eps=1.5625e-07, base=5e6,
         pieces="chatglm-bpe", own={"rope.dimension_count": 64},
     ),
+    "qwen3.5-0.8b": ModelShape(
+        "qwen35", 248320, 1024, 3584, 24, 8, 2, 256, 262144, 248044, eps=1e-6, base=1e7, pieces="qwen35",
+        own={
+            "rope.dimension_count": 64, "rope.dimension_sections": [11, 11, 10, 0], "full_attention_interval": 4,
+            "ssm.conv_kernel": 4, "ssm.state_size": 128, "ssm.group_count": 16, "ssm.time_step_rank": 16,
+            "ssm.inner_size": 2048,
+        },
+    ),
+    "qwen3.5-4b": ModelShape(
+        "qwen35", 248320, 2560, 9216, 32, 16, 4, 256, 262144, 248044, eps=1e-6, base=1e7, pieces="qwen35",
+        own={
+            "rope.dimension_count": 64, "rope.dimension_sections": [11, 11, 10, 0], "full_attention_interval": 4,
+            "ssm.conv_kernel": 4, "ssm.state_size": 128, "ssm.group_count": 16, "ssm.time_step_rank": 32,
+            "ssm.inner_size": 4096,
+        },
+    ),
     "lfm2-350m": ModelShape(
         "lfm2", 65536, 1024, 4608, 16, 16, 8, 64, 128000, 65000, base=1e6, pieces="lfm2",
         own={"shortconv.l_cache": 3}, attends=(2, 5, 8, 10, 12, 14),
@@ -371,8 +390,8 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
 # fmt: on
 """Llama 3.2 1B and 3B, Llama 3.1 8B, Mistral 7B v0.3, Qwen 2.5 and 3, Gemma 2 and 3 (text), Phi-4-mini, SmolLM3,
 Granite 3.1, OLMo 2, Ministral 3 (text), Gemma, MiniCPM, InternLM 2.5, ERNIE 4.5, Qwen 2.5 VL and 3 VL (text),
-Hunyuan, LFM2, Seed-OSS, EXAONE 3.5 and 4, GLM-4, StarCoder 2, Nemotron-Mini, Tiny Aya, Command R7B, Aya Expanse,
-Pythia, Jais 2, Phi-2, StableLM 3B, AFM and GPT-2 124M: from their config.json."""
+Qwen 3.5 (text), Hunyuan, LFM2, Seed-OSS, EXAONE 3.5 and 4, GLM-4, StarCoder 2, Nemotron-Mini, Tiny Aya, Command R7B,
+Aya Expanse, Pythia, Jais 2, Phi-2, StableLM 3B, AFM and GPT-2 124M: from their config.json."""
 
 
 def short(kind: BlockType) -> str:
@@ -388,6 +407,8 @@ NAMES: Final = tuple(dict.fromkeys((*FORMATS, *MIXTURES)))
 
 _GAINS: Final[Mapping[str, float]] = {"token_embd": 3.0, "output": 3.0, "attn_q": 1.5, "attn_k": 1.5}
 """How much larger than its input a product is: so that attention and the logits are not uniform."""
+_MEANS: Final[Mapping[str, tuple[float, float]]] = {"ssm_dt": (0.5, 0.1), "ssm_a": (-0.1, 0.01)}
+"""Mean and deviation of vectors that are no norms' weights: a delta net's states fade within some tens of tokens."""
 
 
 def parse(name: str) -> tuple[ModelShape, str]:
@@ -481,8 +502,8 @@ def _tensors(shape: ModelShape, kind: str) -> Iterator[_Tensor]:
         yield _fixed(name, divisors)
     for name, spec, layer, sizes in stored(config, shape.tied):
         if not spec.multiplied:
-            kernel = len(sizes) > 1
-            yield _plain(name, TYPE.F32, sizes, 0.0 if kernel else 1.0, sizes[-1] ** -0.5 if kernel else 0.1)
+            mean, deviation = (0.0, sizes[-1] ** -0.5) if len(sizes) > 1 else _MEANS.get(spec.name, (1.0, 0.1))
+            yield _plain(name, TYPE.F32, sizes, mean, deviation)
         else:
             deviation, form = _gain(config, spec) / sizes[-1] ** 0.5, shape.format(kind, spec, layer)
             if form.layout is None:

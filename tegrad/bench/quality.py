@@ -59,14 +59,14 @@ _SHAPES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "q4km": (
         *("gemma3-1b", "phi4-mini", "exaone3.5-7.8b", "internlm2.5-1.8b", "seed-oss-36b", "glm4-9b"),
-        *("tiny-aya", "phi2", "jais2-8b", "aya-expanse-8b", "lfm2-1.2b"),
+        *("tiny-aya", "phi2", "jais2-8b", "aya-expanse-8b", "lfm2-1.2b", "qwen3.5-4b"),
     ),
     "q5_0": ("1b", "gemma3-1b", "seed-oss-36b", "glm4-9b-2024"),
     "q5_1": ("1b", "phi4-mini"),
     "q5k": ("1b", "smollm3-3b", "internlm2.5-1.8b", "stablelm-3b", "jais2-8b"),
     "q6k": (
         *("1b", "gemma2-2b", "ministral3-3b", "minicpm-2b", "qwen3-vl-2b", "glm4-9b", "command-r7b", "pythia-1b"),
-        "lfm2-1.2b",
+        *("lfm2-1.2b", "qwen3.5-0.8b"),
     ),
     "q8_0": (
         *("1b", "qwen3-0.6b", "olmo2-1b", "gemma-2b", "ernie4.5-0.3b", "qwen3-vl-2b", "exaone4-1.2b"),
@@ -171,11 +171,12 @@ PROMPT_TOKENS: Final = 512
 def small(shape: models.ModelShape) -> models.ModelShape:
     """The family of a shape, small enough for the board."""
     head_dim = shape.head_dim if 512 % shape.head_dim == 0 else 64
-    heads, layers = 512 // head_dim, {"gemma3": 6, "smollm3": 4, "cohere2": 4}.get(shape.arch, 3)
+    heads, layers = 512 // head_dim, {"gemma3": 6, "smollm3": 4, "cohere2": 4, "qwen35": 4}.get(shape.arch, 3)
+    own = {"ssm.time_step_rank": 4, "ssm.group_count": 2, "ssm.inner_size": 512} if shape.arch == "qwen35" else {}
     return replace(
         shape, dim=512, head_dim=head_dim, ffn=1024, layers=layers, heads=heads,
         kv_heads=heads if shape.kv_heads == shape.heads else 2, vocab=1024, specials=min(shape.specials, 1000),
-        context=2048,
+        context=2048, own={**shape.own, **own},
     )  # fmt: skip
 
 

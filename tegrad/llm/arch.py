@@ -25,6 +25,7 @@ from tegrad.llm.network import (
     Attend,
     Block,
     Convolve,
+    Delta,
     Embed,
     Gate,
     Logits,
@@ -64,19 +65,37 @@ class LayerForm:
     """UNTURNED where the layer rotates nothing."""
     window: int | None = None
     """Positions that a token attends to at most, its own included."""
-    convolves: bool = False
-    """It has `Arch.convolution` in the place of attention."""
+    instead: bool = False
+    """It has `Arch.instead` in the place of attention."""
 
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
     """The tensors of layers that convolve, in the place of attention's."""
 
-    project: Spec
+    project: tuple[Spec, ...]
     kernel: Spec
     output: Spec
-    taps: str
-    """The value that says how many positions the kernel has."""
+
+    def mixer(self, config: Config) -> Mixer:
+        """What such a layer does."""
+        return Convolve(self.kernel, config.taps)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet(Convolution):
+    """Those of a gated delta net, which convolves too."""
+
+    bias: Spec
+    decay: Spec
+    norm: Spec
+
+    def mixer(self, config: Config) -> Mixer:
+        """What such a layer does."""
+        return Delta(
+            self.kernel, self.bias, self.decay, self.norm, config.taps, config.delta_heads, config.delta_keys,
+            config.state,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +158,10 @@ class Arch:
     layer norms, without norms after blocks."""
     parallel_by: str | None = None
     """A value that says, where it is false, that it does read that."""
-    convolution: Convolution | None = None
-    """Of layers that a file says have no key heads."""
+    instead: Convolution | None = None
+    """Of layers that do not attend."""
+    gated: bool = False
+    """What heads mix is gated (`network.Attend.gated`)."""
     values: tuple[str, ...] = ()
     """Of `_REFUSED`, those that the family's files may have."""
     needs: tuple[str, ...] = ()
@@ -192,9 +213,10 @@ class Arch:
             form.window,
             config.score_cap,
             config.temperature,
+            self.gated,
         )
-        if form.convolves and (own := self.convolution) is not None:
-            qkv, mixer, attn_output = (own.project,), Convolve(own.kernel, config.taps), own.output
+        if form.instead and (own := self.instead) is not None:
+            qkv, mixer, attn_output = own.project, own.mixer(config), own.output
 
         def norm(spec: Spec | None) -> Norm | None:
             return None if spec is None else Norm(spec, self.norm)
@@ -338,14 +360,36 @@ LFM2: Final = replace(
     QWEN3,
     name="lfm2",
     output_norm=Spec("token_embd_norm", ("dim",)),
-    convolution=Convolution(
-        Spec("shortconv.in_proj", ("dim+dim+dim", "dim")),
+    instead=Convolution(
+        (Spec("shortconv.in_proj", ("dim+dim+dim", "dim")),),
         Spec("shortconv.conv", ("dim", "taps")),
         Spec("shortconv.out_proj", ("dim", "dim")),
-        "shortconv.l_cache",
     ),
 )
 """LFM2 and LFM2.5, without experts: most layers convolve. The last norm has the embedding's name, as converted."""
+
+QWEN3_5: Final = replace(
+    QWEN3,
+    name="qwen35",
+    qkv=(Spec("attn_q", ("query+query", "dim")), *QWEN3.qkv[1:]),
+    ffn_norm=Spec("post_attention_norm", ("dim",)),
+    instead=DeltaNet(
+        (
+            Spec("attn_qkv", ("channels", "dim")),
+            Spec("attn_gate", ("inner", "dim")),
+            Spec("ssm_beta", ("delta_heads", "dim")),
+            Spec("ssm_alpha", ("delta_heads", "dim")),
+        ),
+        Spec("ssm_conv1d", ("channels", "taps")),
+        Spec("ssm_out", ("dim", "inner")),
+        Spec("ssm_dt", ("delta_heads",), suffix="bias"),
+        Spec("ssm_a", ("delta_heads",), suffix=""),
+        Spec("ssm_norm", ("state",)),
+    ),
+    gated=True,
+    values=(SECTIONS,),
+)
+"""Qwen 3.5, without experts: three layers in four are gated delta nets, the others gate what heads mix."""
 
 QWEN3_VL: Final = replace(QWEN3, name="qwen3vl", values=(SECTIONS,))
 
@@ -496,7 +540,7 @@ ARCHES: Final[Mapping[str, Arch]] = {
     arch.name: arch
     for arch in (
         *(LLAMA, MISTRAL3, MINICPM, GRANITE, SMOLLM3, INTERNLM2, ERNIE4_5, ARCEE),
-        *(QWEN2, QWEN3, LFM2, QWEN2_VL, QWEN3_VL, HUNYUAN, SEED_OSS, EXAONE, EXAONE4, PHI3, GLM4, CHATGLM),
+        *(QWEN2, QWEN3, QWEN3_5, LFM2, QWEN2_VL, QWEN3_VL, HUNYUAN, SEED_OSS, EXAONE, EXAONE4, PHI3, GLM4, CHATGLM),
         *(MAINCODER, PANGU, OLMO2, GEMMA, GEMMA2, GEMMA3, GPT2, STARCODER2, NEMOTRON, JAIS2, STABLELM, GPTNEOX, PHI2),
         *(COMMAND_R, COHERE2),
     )
@@ -579,6 +623,12 @@ class Config:
     """Of every layer."""
     taps: int = 0
     """Positions that a layer which convolves reads."""
+    delta_heads: int = 0
+    """Of a gated delta net: heads of values,"""
+    delta_keys: int = 0
+    """of queries and keys,"""
+    state: int = 0
+    """and elements of each."""
     ahead: int = 0
     """Blocks of the file behind its layers, whose tensors are left alone."""
     own: Config | None = None
@@ -690,11 +740,19 @@ class Config:
             "value": self.kv_heads * self.value_dim,
             "mixed": self.heads * self.value_dim,
             "taps": self.taps,
+            "state": self.state,
+            "delta_heads": self.delta_heads,
+            "inner": self.delta_heads * self.state,
+            "channels": (2 * self.delta_keys + self.delta_heads) * self.state,
         }
 
     def size(self, name: str) -> int:
         """A size as a `Spec.shape` names it, "a+b" included."""
         return sum(self.sizes[part] for part in name.split("+"))
+
+    def convolved(self, op: Convolve | Delta) -> int:
+        """Elements that a convolution keeps of a position."""
+        return self.dim if isinstance(op, Convolve) else op.channels
 
     @property
     def layer_forms(self) -> tuple[LayerForm, ...]:
@@ -714,8 +772,8 @@ class Config:
 
     @property
     def _kinds(self) -> Iterable[int]:
-        """A layer that attends, and one that convolves, if any does."""
-        return {form.convolves: at for at, form in enumerate(self.layer_forms)}.values()
+        """A layer that attends, and one that does not, if there is any."""
+        return {form.instead: at for at, form in enumerate(self.layer_forms)}.values()
 
     @classmethod
     def read(cls, file: Gguf) -> Self:
@@ -765,7 +823,7 @@ class Config:
             dim=dim,
             ffn=get.size(f"{name}.feed_forward_length"),
             heads=heads,
-            kv_heads=get.size(f"{name}.{KV_HEADS}", heads, but_zeros=arch.convolution is not None),
+            kv_heads=get.size(f"{name}.{KV_HEADS}", heads, but_zeros=arch.instead is not None),
             head_dim=head_dim,
             value_dim=get.size(f"{name}.attention.value_length", dim // heads),
             eps=get.number(f"{name}.{_EPS[arch.norm]}") / residual**2,
@@ -778,7 +836,7 @@ class Config:
             embedding_scale=(scales.get("embedding_scale") or 1.0) / residual,
             logit_scale=(scales.get("logit_scale") or 1.0) ** (1 if arch.logits_multiplied else -1),
             temperature=_temperature(get, arch, context),
-            taps=0 if arch.convolution is None else _taps(get, f"{name}.{arch.convolution.taps}"),
+            **_instead(get, arch),
             ahead=ahead,
         )
         uneven = config.heads % config.kv_heads or config.rope.dim % 2 or config.rope.dim > head_dim
@@ -868,9 +926,10 @@ class Config:
         return divisors
 
 
-def tensor_name(spec: Spec, layer: int | None = None, suffix: str = "weight") -> str:
-    """A tensor's name in the file."""
-    return f"{spec.name}.{suffix}" if layer is None else f"blk.{layer}.{spec.name}.{suffix}"
+def tensor_name(spec: Spec, layer: int | None = None, suffix: str | None = None) -> str:
+    """A tensor's name in the file, with another suffix than its own where that is given."""
+    name = ".".join(filter(None, (spec.name, spec.suffix if suffix is None else suffix)))
+    return name if layer is None else f"blk.{layer}.{name}"
 
 
 def stored_name(spec: Spec, layer: int | None) -> str:
@@ -892,7 +951,7 @@ def _refuse(get: _Reader, arch: Arch) -> None:
 
 def _as_stored(config: Config, file: Gguf) -> Arch:
     """The family, its queries, keys and values in one tensor or three as the file has them, and with biases or none."""
-    arch, first = config.arch, next(at for at, form in enumerate(config.layer_forms) if not form.convolves)
+    arch, first = config.arch, next(at for at, form in enumerate(config.layer_forms) if not form.instead)
 
     def has(name: str) -> bool:
         return f"blk.{first}.{name}" in file.tensors
@@ -913,11 +972,27 @@ def _window(get: _Reader, name: str) -> int | None:
 
 def _forms(get: _Reader, arch: Arch, rope: Rope, layers: int) -> tuple[LayerForm, ...]:
     """Each layer's form, or none where all are alike."""
-    if arch.convolution is not None:
+    if isinstance(arch.instead, DeltaNet):
+        return _recurrent(get, arch.name, rope, layers)
+    if arch.instead is not None:
         return _convolved(get, arch.name, rope, layers)
     if arch.unturned is not None:
         return tuple(LayerForm(rope if (at + 1) % arch.unturned else UNTURNED) for at in range(layers))
     return () if arch.windows is None else _windowed(get, arch.name, arch.windows, rope, layers)
+
+
+def _instead(get: _Reader, arch: Arch) -> dict[str, Any]:
+    """Sizes of layers that do not attend."""
+    name = arch.name
+    if arch.instead is None:
+        return {}
+    if not isinstance(arch.instead, DeltaNet):
+        return {"taps": _taps(get, f"{name}.shortconv.l_cache")}
+    state, heads, keys = (get.size(f"{name}.ssm.{key}") for key in ("state_size", "time_step_rank", "group_count"))
+    if heads % keys or get.size(f"{name}.ssm.inner_size") != heads * state:
+        raise get.file.corrupt(f"{name}.ssm: {heads} heads of {state}, {keys} of keys")
+    taps = _taps(get, f"{name}.ssm.conv_kernel")
+    return {"taps": taps, "delta_heads": heads, "delta_keys": keys, "state": state}
 
 
 def _taps(get: _Reader, key: str) -> int:
@@ -932,7 +1007,20 @@ def _convolved(get: _Reader, name: str, rope: Rope, layers: int) -> tuple[LayerF
         return ()
     if len(heads) < layers or not any(heads[:layers]):
         raise get.file.corrupt(f"{key} = {shown(heads)} for {layers} layers, of which some attend")
-    return tuple(LayerForm(rope, convolves=count == 0) for count in heads[:layers])
+    return tuple(LayerForm(rope, instead=count == 0) for count in heads[:layers])
+
+
+def _recurrent(get: _Reader, name: str, rope: Rope, layers: int) -> tuple[LayerForm, ...]:
+    """Each layer's form in a family some of whose layers are gated delta nets: those that a list names, or all but each
+    one of so many."""
+    key, every = f"{name}.attention.recurrent_layers", f"{name}.full_attention_interval"
+    said = get.file.metadata.get(key)
+    if not isinstance(said, list):
+        period = get.size(every, 4)
+        said = [(at + 1) % period != 0 for at in range(layers)]
+    if len(said) < layers or all(said[:layers]):
+        raise get.file.corrupt(f"{key} = {shown(said)} for {layers} layers, of which some attend")
+    return tuple(LayerForm(rope, instead=bool(one)) for one in said[:layers])
 
 
 def _windowed(get: _Reader, name: str, windows: Windows, rope: Rope, layers: int) -> tuple[LayerForm, ...]:

@@ -102,6 +102,8 @@ class Attention:
     """Positions of the table of angles, where the cache holds only some of them."""
     blocks: int | None = None
     """Blocks of a sequence in the table, where the cache is a pool of them."""
+    gated: bool = False
+    """As `network.Attend.gated`."""
 
     @classmethod
     def of(
@@ -116,7 +118,7 @@ class Attention:
             op.rope.dim // 2 if op.rope.dim else None, config.head_eps if op.query_norm is not None else None,
             cache, device.sm_count, sequences, floats, quantized, halves, device.arch, tuning,
             Scoring.of(config, op, positions), op.norms, positions if rows < positions else None,
-            blocks,
+            blocks, op.gated,
         )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -197,6 +199,8 @@ class Attention:
             **pool_macros(self.blocks),
             **{name: value for name, value in (self.tuning or {}).items() if name != "HEAD_GROUPS"},
         }
+        if self.gated:
+            made["GATED"] = 1
         if self.head_groups > 1:
             made["CACHE_HEADS"] = self.kv_heads
         if self.turned is not None:

@@ -24,14 +24,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from tegrad.llm import convolution, embedding
+from tegrad.llm import convolution, delta, embedding
 from tegrad.llm.attention import Attention
 from tegrad.llm.cache import BLOCK_POSITIONS, KvCache
 from tegrad.llm.chips import kernels_of
 from tegrad.llm.closing import Closing
 from tegrad.llm.errors import ContextError, ModelError, NoRoom
 from tegrad.llm.gemm import SMALL_M, TilePicker, pick_alike, pick_quickest
-from tegrad.llm.network import Attend, Convolve, Mixer
+from tegrad.llm.network import Attend, Convolve, Delta, Mixer
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.pool import Lease, Pool
@@ -448,6 +448,12 @@ class Batch(Closing):
                 rows=width, halves=True, overlap=rows.overlaps(width),
             )  # fmt: skip
             return [convolve]
+        if isinstance(op, Delta):
+            step = delta.step(
+                rows.programs, self.config, op, self.model.layers[at], self.states.states, rows.qkv,
+                self.cache.layers[at], (out, out, out), rows=width, OUTPUT_H=1, OVERLAP=rows.overlaps(width),
+            )  # fmt: skip
+            return [step]
         launch = self._attention(width, at, op).launch(
             rows.programs, self.states.states, rows.qkv, self.model.layers[at].head_norms(op, rows.x),
             rows.turns(op.rope), self.cache.layers[at], self._space, (out, out, out),

@@ -3,7 +3,8 @@
 Of each layer there is a buffer for keys and one for values, (slots, kv heads, positions, head dim): in f16, or in int8
 with f16 scales of 32 elements each in buffers of their own. Keys are stored rotated. A layer that attends within a
 window has no more rows than the window and a chunk of a prompt need, and position p lies in row p % rows. So it is
-with a layer that convolves, which has one buffer (slots, rows, dim) of float32.
+with a layer that convolves, which has one buffer (slots, rows, elements) of float32. A delta net's state is as long for
+any number of positions.
 
 In a cache made of `blocks`, layers that keep all positions are pools (blocks, kv heads, BLOCK_POSITIONS, head dim), and
 position p of a slot lies in block `table[slot][p // BLOCK_POSITIONS]`, the same one in each of these layers.
@@ -20,7 +21,7 @@ import numpy as np
 from tegrad.llm.arch import Config
 from tegrad.llm.closing import Closing
 from tegrad.llm.errors import OutOfMemory, UnsupportedModelError
-from tegrad.llm.network import Convolve, Mixer
+from tegrad.llm.network import Attend, Delta, Mixer
 from tegrad.llm.rings import Rings, rows_of
 from tegrad.llm.workspace import Workspace
 from tegrad.nv import roles
@@ -41,7 +42,7 @@ TABLE_SPEC: Final = MemorySpec(cpu_access=True, nolru=True, role=roles.STATE)
 class LayerCache:
     """One layer's buffers; of an f16 cache, the scales are the elements' own buffers, which nobody reads as scales.
 
-    Of a layer that convolves all are the one that it has."""
+    Of a layer that convolves all are the one of its ring."""
 
     keys: Buffer
     values: Buffer
@@ -52,6 +53,8 @@ class LayerCache:
     table: Buffer | None = None
     """int32 (slots, `table_blocks`), where the layer is a pool of blocks."""
     table_blocks: int | None = None
+    state: Buffer | None = None
+    """Of a delta net (kernels/delta.cuh)."""
 
     @property
     def tables(self) -> tuple[Buffer, ...]:
@@ -78,10 +81,15 @@ def held(op: Mixer, positions: int, ahead: int, slots: int = 1, blocks: int | No
 
 def bytes_of(config: Config, op: Mixer, rows: int, q8: bool) -> int:
     """Bytes that a layer's keys and values of so many positions take, or what it keeps of them to convolve."""
-    if isinstance(op, Convolve):
-        return 4 * config.dim * rows
+    if not isinstance(op, Attend):
+        return 4 * config.convolved(op) * rows
     elements = config.kv_heads * config.head_dim * rows
     return 2 * (elements * 17 // 16 if q8 else 2 * elements)
+
+
+def state_bytes(op: Mixer) -> int:
+    """Bytes of what runs along with a sequence, before a position and after it."""
+    return 2 * 4 * op.heads * op.width**2 if isinstance(op, Delta) else 0
 
 
 class KvCache(Closing):
@@ -122,9 +130,10 @@ class KvCache(Closing):
         except BaseException as error:
             self.close()
             if isinstance(error, MemoryError):
+                size = sum(sizes) + slots * sum(map(state_bytes, mixers))
                 many = f"{slots} x {positions}" if blocks is None else f"{blocks * BLOCK_POSITIONS}"
                 raise OutOfMemory(
-                    f"a cache of {many} positions needs {sum(sizes) / 2**20:,.0f} MiB, more than is free: "
+                    f"a cache of {many} positions needs {size / 2**20:,.0f} MiB, more than is free: "
                     "ask for a shorter context"
                 ) from error
             raise
@@ -143,9 +152,9 @@ class KvCache(Closing):
 
     def _layer(self, op: Mixer, size: int, rows: int, pool: bool) -> LayerCache:
         table, take = (self._table, self._table_blocks) if pool else (None, None), self._workspace.take
-        if isinstance(op, Convolve):
-            kept = take(size)
-            return LayerCache(kept, kept, kept, kept, rows)
+        if not isinstance(op, Attend):
+            kept, size = take(size), self.slots * state_bytes(op)
+            return LayerCache(kept, kept, kept, kept, rows, state=take(size) if size else None)
         elements = size // 2 * 16 // 17 if self.q8 else size // 4
         keys, values = (take(elements if self.q8 else 2 * elements) for _ in range(2))
         if not self.q8:

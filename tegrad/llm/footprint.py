@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Self
 
-from tegrad.llm import packing
+from tegrad.llm import delta, packing
 from tegrad.llm.arch import DEFAULT_CONTEXT, Config, stored_name
-from tegrad.llm.cache import AHEAD, BLOCK, bytes_of, held
+from tegrad.llm.cache import AHEAD, BLOCK, bytes_of, held, state_bytes
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.workspace import ALIGN
@@ -96,18 +96,20 @@ class Footprint:
         """Bytes of keys and values."""
         mixers = self.config.network.mixers
         rows = [held(op, positions, AHEAD, slots, blocks) for op in mixers]
-        return sum(bytes_of(self.config, op, count, self.q8) for op, count in zip(mixers, rows, strict=True))
+        kept = sum(bytes_of(self.config, op, count, self.q8) for op, count in zip(mixers, rows, strict=True))
+        return kept + slots * sum(map(state_bytes, mixers))
 
     def _bytes(self, positions: int, cached: int, rows: int, ends: int) -> int:
         """With so many bytes of keys and values, `rows` of work space, and `ends` bytes for logits and sampling."""
         config = self.config
-        normed = config.network.last_add.norm is not None
+        normed, mixers = config.network.last_add.norm is not None, config.network.mixers
         sizes = {
             "x, and apart from it what is normed before it is added": 4 * config.dim * (1 + normed),
             "normed": 2 * config.dim,
             "queries, keys, values": 4 * config.projected + 2 * config.size("query"),
             "mixed": 2 * config.mixed,
             "hidden": 2 * config.ffn,
+            "what a delta net makes of tokens": max((delta.made_bytes(op) for op in mixers), default=0),
         }
         ropes = {op.rope for op in config.network.attends}
         angles = 2 * sum(4 * rope.dim for rope in ropes)  # a decode step has a table, and so have prompts

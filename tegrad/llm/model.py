@@ -14,7 +14,7 @@ from tinygrad.dtype import DType
 from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.gguf import Gguf, Progress
-from tegrad.llm.network import Add, Attend, Convolve, Gate, Inner, Mixer, Project, Spec
+from tegrad.llm.network import Add, Attend, Convolve, Delta, Gate, Inner, Mixer, Project, Spec
 from tegrad.llm.rings import rows_of
 from tegrad.llm.rope import Rope
 from tegrad.llm.weights import Joined, LayerNorm, Loader, Matrix, Norm
@@ -31,8 +31,8 @@ class Layer:
     norms: Mapping[str, Norm | LayerNorm]
     """Of the residual stream."""
     head_norms: Mapping[str, Norm]
-    kernels: Mapping[str, Tensor]
-    """Of convolutions."""
+    plain: Mapping[str, Tensor]
+    """float32s of mixers: kernels of convolutions, and what delta nets have."""
 
     def norm(self, op: Project | Gate | Add) -> Norm | LayerNorm | None:
         """An operation's, if it has one."""
@@ -49,13 +49,15 @@ class Layer:
 @dataclass(frozen=True, slots=True)
 class Cache:
     """Keys and values of one session's tokens: a layer's are (kv_heads, rows, head_dim + value_dim). What a convolution
-    keeps is float32 (1, rows, dim).
+    keeps is float32 (1, rows, elements).
 
     Rows are positions, but of layers within a window or that convolve, which have position p in row p % rows.
     """
 
     positions: int
     layers: tuple[Tensor, ...]
+    states: tuple[Tensor | None, ...]
+    """float32 (2, heads, width, width) of layers that are delta nets: of even positions, and of odd ones."""
     turns: Mapping[Rope, Tensor]
     """Cosines and sines (2, positions, pairs) of every rope that rotates anything."""
 
@@ -90,20 +92,20 @@ class Model:
         matrices: dict[str, Matrix] = {}
         norms: dict[str, Norm | LayerNorm] = {}
         head_norms: dict[str, Norm] = {}
-        kernels: dict[str, Tensor] = {}
+        plain: dict[str, Tensor] = {}
         for op in net.blocks[at]:
             match op:
                 case Attend():
                     head_norms |= {spec.name: load.head_norm(spec, at) for spec in op.specs}
-                case Convolve():
-                    kernels[op.kernel.name] = load.kernel(op.kernel, at)
+                case Convolve() | Delta():
+                    plain |= {spec.name: load.plain(spec, at) for spec in op.specs}
                 case Gate():
                     matrices |= {spec.name: load.matrix(spec, at) for spec in op.matrices}
                 case Add():
                     matrices[op.matrix.name] = load.matrix(op.matrix, at)
             if not isinstance(op, Mixer) and op.norm is not None:
                 norms[op.norm.spec.name] = load.norm(op.norm, at)
-        return Layer(qkv, matrices, norms, head_norms, kernels)
+        return Layer(qkv, matrices, norms, head_norms, plain)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: str | None = None, progress: Progress | None = None) -> Self:
@@ -119,22 +121,25 @@ class Model:
 
         Up to `ahead` of them may be written at once.
         """
-        c = self.config
-        forms = [
-            ((1, rows, c.dim), dtypes.float32) if isinstance(op, Convolve)
-            else ((c.kv_heads, rows, c.head_dim + c.value_dim), dtype)
-            for op in self.network.mixers for rows in (rows_of(op, positions, ahead),)
+        c, mixers = self.config, self.network.mixers
+        forms: list[tuple[tuple[int, ...], DType]] = [
+            ((c.kv_heads, rows, c.head_dim + c.value_dim), dtype) if isinstance(op, Attend)
+            else ((1, rows, c.convolved(op)), dtypes.float32)
+            for op in mixers for rows in (rows_of(op, positions, ahead),)
         ]  # fmt: skip
-        layers = tuple(Tensor.empty(*shape, dtype=kind, device=self.device).realize() for shape, kind in forms)
+        forms += [((2, op.heads, op.width, op.width), dtypes.float32) for op in mixers if isinstance(op, Delta)]
+        buffers = [Tensor.empty(*shape, dtype=kind, device=self.device).realize() for shape, kind in forms]
+        layers, states = tuple(buffers[: len(mixers)]), iter(buffers[len(mixers) :])
         try:
             ropes = {op.rope for op in self.network.attends if op.rope.dim}
             turns = {rope: self._turns(rope, positions) for rope in ropes}
-            for layer in layers:
-                layer.uop.buffer.ensure_allocated()
+            for buffer in buffers:
+                buffer.uop.buffer.ensure_allocated()
         except MemoryError as error:
             size = sum(prod(shape) * kind.itemsize for shape, kind in forms)
             raise self._out_of_memory(f"a context of {positions} tokens", size, "ask for a smaller one") from error
-        return Cache(positions, layers, turns)
+        run_along = tuple(next(states) if isinstance(op, Delta) else None for op in mixers)
+        return Cache(positions, layers, run_along, turns)
 
     def _turns(self, rope: Rope, positions: int) -> Tensor:
         return Tensor(rope.tables(positions, self._divisors.of(positions)), device=self.device).realize()
@@ -176,7 +181,9 @@ class Model:
                     ring = kept.shape[1] < cache.positions
                     made["mixed"] = self._attention(op, layer, qkv, kept, turns, start, ring=ring)
                 case Convolve():
-                    made["mixed"] = _convolution(op, layer.kernels[op.kernel.name], qkv, cache.layers[at], start)
+                    made["mixed"] = _convolution(op, layer.plain[op.kernel.name], qkv, cache.layers[at], start)
+                case Delta():
+                    made["mixed"] = self._delta(op, layer, qkv, cache.layers[at], cache.states[at], start)
                 case Gate():
                     made["hidden"] = self._gated(op, layer, x).contiguous()
                 case Add():
@@ -205,8 +212,11 @@ class Model:
         *, ring: bool,
     ) -> Tensor:  # fmt: skip
         """Mixed values (count, heads * value_dim); adds the new keys and values to those kept."""
-        c, (query, key, value) = self.config, qkv
-        count = query.shape[0]
+        c, (*queries, key, value) = self.config, qkv
+        count, query, gates = key.shape[0], queries[0], None
+        if op.gated:
+            both = queries[0].cat(*queries[1:], dim=1).reshape(count, c.heads, 2, c.head_dim)
+            query, gates = (both[:, :, at].reshape(count, -1) for at in range(2))
         end = start + count
         turns = None if rope is None else rope[:, start:end]
 
@@ -235,7 +245,40 @@ class Model:
         # The sum of the weights runs over the same positions as the weighted sum, in the same kernel.
         weights = (scores - scores.max(axis=-1, keepdim=True)).exp().unsqueeze(-1)
         mixed = (weights * values).sum(axis=3) / weights.expand(*weights.shape[:-1], c.value_dim).sum(axis=3)
-        return mixed.permute(2, 0, 1, 3).reshape(count, c.heads * c.value_dim).contiguous()
+        made = mixed.permute(2, 0, 1, 3).reshape(count, c.heads * c.value_dim)
+        return (made if gates is None else made * gates.sigmoid()).contiguous()
+
+    def _delta(
+        self, op: Delta, layer: Layer, products: Sequence[Tensor], kept: Tensor, states: Tensor | None,
+        start: UOp | int,
+    ) -> Tensor:  # fmt: skip
+        """Mixed values (1, heads * width) of one token; its convolved elements and its state are kept."""
+        assert states is not None
+        x, gates, beta, own = products
+        assert x.shape[0] == 1, "a session of such a model takes a token at a time"
+        plain, eps = layer.plain, self.config.eps
+        x = _convolved(op, plain[op.kernel.name], x, kept, start).silu().contiguous()
+        keys, times = op.key_heads * op.width, op.heads // op.key_heads
+
+        def heads(part: Tensor) -> Tensor:
+            part = part.reshape(op.key_heads, op.width)
+            return (part * (part.square().sum(-1, keepdim=True) + eps).rsqrt()).repeat(times, 1).contiguous()
+
+        query, key = heads(x[:, :keys]), heads(x[:, keys : 2 * keys]).reshape(op.heads, op.width, 1)
+        value = x[:, 2 * keys :].reshape(op.heads, 1, op.width)
+        decay = (plain[op.decay.name].reshape(-1) * (own + plain[op.bias.name].reshape(-1)).softplus()).exp()
+        decay, beta = (one.reshape(op.heads, 1, 1).contiguous() for one in (decay, beta.sigmoid()))
+        # The state before the token is in the place of its position's parity, and goes on in the other.
+        at = (Tensor.arange(1) + start).reshape(1, 1, 1)
+        odd = at % 2 == 1
+        before = (at > 0).where(odd.where(states[1], states[0]), 0.0) * decay
+        delta = ((value - (before * key).sum(1, keepdim=True)) * beta).contiguous()
+        new = before + key * delta
+        both = odd.where(new, states[0]).unsqueeze(0).cat(odd.where(states[1], new).unsqueeze(0), dim=0)
+        states = Tensor(states.uop.after(states.uop.store(both.uop)))
+        mixed = (odd.where(states[0], states[1]) * query.reshape(op.heads, op.width, 1)).sum(1) * op.width**-0.5
+        normed = mixed * (mixed.square().mean(-1, keepdim=True) + eps).rsqrt() * plain[op.norm.name].reshape(-1)
+        return (normed.reshape(1, -1) * gates.silu()).contiguous()
 
 
 def _appended(kept: Tensor, new: Tensor, start: UOp | int) -> tuple[Tensor, Tensor]:
@@ -257,18 +300,24 @@ def _around(kept: Tensor, new: Tensor, start: UOp | int) -> tuple[Tensor, Tensor
 
 
 def _convolution(op: Convolve, kernel: Tensor, products: Sequence[Tensor], kept: Tensor, start: UOp | int) -> Tensor:
-    """Mixed values (count, dim); adds what later tokens read of the new ones to what is kept (1, rows, dim)."""
+    """Mixed values (count, dim)."""
     first, second, third = products
-    count = first.shape[0]
-    kept, _ = _around(kept, (first * third).contiguous().unsqueeze(0), start)
+    return (second * _convolved(op, kernel, first * third, kept, start)).contiguous()
+
+
+def _convolved(op: Convolve | Delta, kernel: Tensor, x: Tensor, kept: Tensor, start: UOp | int) -> Tensor:
+    """Sums (count, elements) of x and of what is kept (1, rows, elements) of the tokens before, by a kernel; adds x to
+    that."""
+    count = x.shape[0]
+    kept, _ = _around(kept, x.contiguous().unsqueeze(0), start)
     rows = kept.shape[1]
     own = Tensor.arange(count) + (start + rows)
-    mixed = Tensor.zeros_like(first)
+    made = Tensor.zeros_like(x)
     for tap in range(op.taps):
         back = op.taps - 1 - tap
         there = kept[0, (own - back) % rows]
-        mixed = mixed + (own - rows >= back).reshape(count, 1).where(there, 0.0) * kernel[:, tap]
-    return (second * mixed).contiguous()
+        made = made + (own - rows >= back).reshape(count, 1).where(there, 0.0) * kernel[:, tap]
+    return made
 
 
 def _capped(x: Tensor, cap: float | None) -> Tensor:

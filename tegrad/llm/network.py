@@ -25,7 +25,7 @@ Rotation: TypeAlias = Literal["interleaved", "halves", "none"]
 ActivationKind: TypeAlias = Literal["silu", "gelu", "relu2"]
 """gelu is its approximation by tanh; relu2 the square of what is above zero."""
 Inner: TypeAlias = Literal["mixed", "hidden"]
-"""What an `Add` multiplies: what `Attend` or `Convolve`, or what `Gate` made."""
+"""What an `Add` multiplies: what a mixer or what `Gate` made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A tensor of a family: GGUF name without ".weight", and shape as names of sizes, outermost first."""
+    """A tensor of a family: GGUF name without what it ends with, and shape as names of sizes, outermost first."""
 
     name: str
     shape: tuple[str, ...]
@@ -49,6 +49,8 @@ class Spec:
     """Whether a "<name>.bias" vector of the outermost size is added."""
     stack: Stack | None = None
     """Where it lies in a file that has no tensor of its name; it has no bias then."""
+    suffix: str = "weight"
+    """What its name in the file ends with, after a dot; "" for nothing."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -98,7 +100,7 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """Queries, keys and values, or what `Convolve` reads: products of the stream, normalized where there is such a
+    """Queries, keys and values, or what another mixer reads: products of the stream, normalized where there is such a
     norm, with matrices whose rows are these, in this order."""
 
     norm: Norm | None
@@ -135,6 +137,9 @@ class Attend:
     """Scores become cap * tanh(score / cap)."""
     temperature: Temperature | None = None
     """By which queries are scaled."""
+    gated: bool = False
+    """Behind the query of each head `Project` makes as many gates, whose sigmoids what the head mixes is multiplied
+    by."""
 
     def window_within(self, positions: int) -> int | None:
         """The window, where a cache of so many positions has any that lie outside it."""
@@ -190,6 +195,54 @@ class Convolve:
     def specs(self) -> tuple[Spec, ...]:
         """Its tensor."""
         return (self.kernel,)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A gated delta net in the place of attention (arXiv:2412.06464).
+
+    `Project` makes queries and keys of `key_heads` heads and values of `heads`, then as many gates as values, then of
+    each head what its beta and its decay are made of. Queries, keys and values are convolved as `Convolve` does, each
+    element with its own column of the kernel, and go through SiLU; queries and keys then have a length of 1. Of each
+    head a matrix S (keys, values) runs along, 0 in front of the first token: S becomes S * exp(decay * softplus(its own
+    + bias)), then key x beta * (value - key S) is added, beta being a sigmoid; query S over the root of `width` is what
+    comes of the head. That is normalized by its root mean square and multiplied by SiLU of its gates: "mixed".
+    """
+
+    kernel: Spec
+    bias: Spec
+    decay: Spec
+    norm: Spec
+    taps: int
+    heads: int
+    key_heads: int
+    """A head of values takes the queries and keys of the one with its number modulo this."""
+    width: int
+    """Elements of a head."""
+
+    @property
+    def window(self) -> int:
+        """Positions that are read for themselves, the token's own included."""
+        return self.taps
+
+    def window_within(self, positions: int) -> int:
+        """The window; a cache of any number of positions is a ring."""
+        return self.taps
+
+    @property
+    def channels(self) -> int:
+        """Elements that are convolved."""
+        return (2 * self.key_heads + self.heads) * self.width
+
+    @property
+    def role(self) -> Literal["delta"]:
+        """Its name beside those of products."""
+        return "delta"
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """Its tensors."""
+        return self.kernel, self.bias, self.decay, self.norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +310,7 @@ class Logits:
         return "logits"
 
 
-Mixer: TypeAlias = Attend | Convolve
+Mixer: TypeAlias = Attend | Convolve | Delta
 """What reads other tokens."""
 Op: TypeAlias = Project | Mixer | Gate | Add
 Block: TypeAlias = tuple[Op, ...]
@@ -274,7 +327,7 @@ class Network:
     embed: Embed
     blocks: tuple[Block, ...]
     """Of each layer. They are the same operations in the same order, of the same tensors, but where some attend and
-    others convolve: these have what mixes, and the products before and after, of their own. What `Attend` does with
+    others do not: these have what mixes, and the products before and after, of their own. What `Attend` does with
     positions may differ from layer to layer."""
     logits: Logits
 
@@ -298,18 +351,23 @@ class Network:
 
     @cached_property
     def mixers(self) -> tuple[Mixer, ...]:
-        """Each layer's one attention or convolution."""
+        """Each layer's one attention, or what stands in its place."""
         return tuple(op for block in self.blocks for op in block if isinstance(op, Mixer))
 
     @cached_property
     def attends(self) -> tuple[Attend, ...]:
-        """Those that are attention, which is each layer's in a model that does not convolve."""
+        """Those that are attention, which is each layer's in most models."""
         return tuple(op for op in self.mixers if isinstance(op, Attend))
 
     @property
     def convolves(self) -> bool:
         """Whether any layer does."""
-        return len(self.attends) < self.layers
+        return any(isinstance(op, Convolve) for op in self.mixers)
+
+    @property
+    def runs_along(self) -> bool:
+        """Whether a layer has a state in which all earlier positions are one: a sequence can only go on at its end."""
+        return any(isinstance(op, Delta) for op in self.mixers)
 
     @property
     def gate(self) -> Gate:
@@ -389,7 +447,7 @@ class Network:
         match op:
             case Project():
                 return ()
-            case Attend() | Convolve() | Gate():
+            case Attend() | Convolve() | Delta() | Gate():
                 inner = "hidden" if isinstance(op, Gate) else "mixed"
                 adds = (one for one in self.blocks[layer] if isinstance(one, Add) and one.reads == inner)
                 return tuple((layer, add) for add in adds)

@@ -55,6 +55,19 @@ def _rotate_halves(x: Floats, tables: Floats) -> Floats:
     return np.concatenate([first * cos - second * sin, first * sin + second * cos, x[..., 2 * n :]], axis=-1)
 
 
+def sigmoid(x: Floats) -> Floats:
+    """1 / (1 + exp(-x))."""
+    with np.errstate(over="ignore"):
+        y: Floats = 1 / (1 + np.exp(-x))
+    return y
+
+
+def softplus(x: Floats) -> Floats:
+    """log(1 + exp(x))."""
+    y: Floats = np.logaddexp(x, x.dtype.type(0))
+    return y
+
+
 def _silu(x: Floats) -> Floats:
     with np.errstate(over="ignore"):  # far below zero the quotient is zero, as it should be
         y: Floats = x / (1 + np.exp(-x))

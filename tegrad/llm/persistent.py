@@ -412,7 +412,7 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
             Layer(
                 matrices, vectors, {one.role: biases.of(at, one) for one in net.blocks[at]},
                 kept.keys.va_addr, kept.values.va_addr, kept.key_scales.va_addr, kept.value_scales.va_addr,
-                *((0, 0, 0, kept.rows) if isinstance(op, Convolve)
+                *((0, 0, 0, kept.rows) if not isinstance(op, Attend)
                   else (ropes.index(op.rope), kept.rows if any(windows) else 0, windows[at])),
             )
         )  # fmt: skip
@@ -428,6 +428,8 @@ def check_block(config: Config) -> None:
     it is parallel, both that read the stream have the same layer norm. Those that convolve do so with RMS norms before
     blocks alone, and as many elements as heads mix."""
     net, turned = config.network, turning(config.network)
+    if net.runs_along or turned.gated:
+        raise UnsupportedModelError(f"the persistent step does not run {config.arch.name}: its states run along")
     alike = [replace(turned, rotation=op.rotation, rope=op.rope, window=op.window) for op in net.attends]
     widths = {op.rope.dim for op in net.attends if op.rotation != "none"}
     if alike != list(net.attends) or len(widths) > 1:

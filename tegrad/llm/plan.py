@@ -1,9 +1,9 @@
 """The many-kernel plan of one decode step: five launches a layer, each of which quantizes what the next one reads.
 
-Embedding; then per layer q, k and v; attention, or a convolution; output + residual; gate, up and activation; down +
-residual; then the logits. The residual stream is float32. The input of a packed matrix is int8 with a scale per 16,
-written by whoever computes it, with the norm's weight in it; the norm's factor comes from partial sums of squares.
-Matrices of floats read float32 and norm it themselves.
+Embedding; then per layer q, k and v; attention, or what stands in its place; output + residual; gate, up and
+activation; down + residual; then the logits. The residual stream is float32. The input of a packed matrix is int8 with
+a scale per 16, written by whoever computes it, with the norm's weight in it; the norm's factor comes from partial sums
+of squares. Matrices of floats read float32 and norm it themselves.
 
 A layer norm before packed matrices is a launch of its own (kernels/layer_norm.cu), since it needs the mean first.
 
@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tegrad.llm import convolution, embedding
+from tegrad.llm import convolution, delta, embedding
 from tegrad.llm.attention import Attention
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import Role
@@ -28,7 +28,7 @@ from tegrad.llm.formats import PLAIN, SET
 from tegrad.llm.launch_config import launch_config
 from tegrad.llm.macros import Activation, Norm
 from tegrad.llm.matvec import BEST_ROWS, LaunchConfig, Product
-from tegrad.llm.network import Add, Attend, Convolve, Gate, Op, Project, Reader
+from tegrad.llm.network import Add, Attend, Convolve, Delta, Gate, Op, Project, Reader
 from tegrad.llm.packed import PackedMatrix, PackedModel, parts
 from tegrad.llm.programs import Programs
 from tegrad.llm.state import LOGITS_SPEC, States
@@ -193,6 +193,8 @@ class DecodePlan(Closing):
                 return [Named(op.role, at, self._attention_launch(at, op))]
             case Convolve():
                 return [Named(op.role, at, self._convolution(at, op))]
+            case Delta():
+                return [Named(op.role, at, self._delta(at, op))]
             case Gate():
                 return self._product(
                     at, op, self._hidden, gated=op.gate is not None, activation=op.activation,
@@ -362,6 +364,14 @@ class DecodePlan(Closing):
             self._programs, self.config, op, self._states.states, self._qkv, kernel, self._cache.layers[at],
             (mixed.x, mixed.q, mixed.s), floats=self._reads_x(readers), quantized=self._reads_q(readers),
             overlap=self._overlap,
+        )  # fmt: skip
+
+    def _delta(self, at: int, op: Delta) -> Launch:
+        mixed, readers = self._mixed, self._readers(at, op)
+        return delta.step(
+            self._programs, self.config, op, self.model.layers[at], self._states.states, self._qkv,
+            self._cache.layers[at], (mixed.x, mixed.q, mixed.s), OUTPUT_X=int(self._reads_x(readers)),
+            OUTPUT_Q=int(self._reads_q(readers)), OVERLAP=self._overlap,
         )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tegrad.llm import convolution, embedding
+from tegrad.llm import convolution, delta, embedding
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import kernels_of
 from tegrad.llm.closing import Closing
@@ -23,7 +23,7 @@ from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.flash import Flash
 from tegrad.llm.gemm import TilePicker, pick_quickest
 from tegrad.llm.macros import QK_NORMS, ROPES, number
-from tegrad.llm.network import Attend, Convolve, Mixer
+from tegrad.llm.network import Attend, Convolve, Delta, Mixer
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.programs import compiled_together
 from tegrad.llm.rows import Rows, floats
@@ -108,6 +108,7 @@ class Prefill(Closing):
             self._tokens = self._workspace.take(4 * CHUNKS_AHEAD * most, STATE_SPEC)
             self._queries = self._workspace.take(2 * most * self.config.size("query"))
             self.logits = self._workspace.take(4 * self.config.vocab, LOGITS_SPEC)
+            self._made = self._workspace.take(max(4, most * max(map(delta.made_bytes, self.config.network.mixers))))
             self._scores: Buffer | None = None
 
     def launches(self, size: int) -> list[Launch]:
@@ -261,7 +262,19 @@ class Prefill(Closing):
         return Launch(program, buffers, (-(-matrix.columns // threads), size, 1), (threads, 1, 1))
 
     def _mix(self, size: int, at: int, op: Mixer) -> list[Launch]:
-        return self._convolution(size, at, op) if isinstance(op, Convolve) else self._attention(size, at, op)
+        match op:
+            case Convolve():
+                return self._convolution(size, at, op)
+            case Delta():
+                return self._delta(size, at, op)
+        return self._attention(size, at, op)
+
+    def _delta(self, size: int, at: int, op: Delta) -> list[Launch]:
+        rows = self.rows
+        return delta.chunk(
+            rows.programs, self.config, op, self.model.layers[at], self._chunk, rows.qkv, self.cache.layers[at],
+            self._made, rows.mixed, tokens=size, overlap=rows.overlaps(size),
+        )  # fmt: skip
 
     def _convolution(self, size: int, at: int, op: Convolve) -> list[Launch]:
         rows, kernel = self.rows, self.model.layers[at].vectors[op.kernel.name]
@@ -282,14 +295,23 @@ class Prefill(Closing):
             tokens=size, key_scales=cache.key_scales, value_scales=cache.value_scales, table=cache.table,
             overlap=self.rows.overlaps(size),
         )  # fmt: skip
-        return [self._store(size, at, op, flash), attend]
+        return [self._store(size, at, op, flash), attend, *([self._gates(size)] if op.gated else [])]
+
+    def _gates(self, size: int) -> Launch:
+        config, rows, threads = self.config, self.rows, embedding.THREADS
+        program = rows.programs(
+            "gate_rows", buffers=3, HEADS=config.heads, KV_HEADS=config.kv_heads, HEAD_DIM=config.head_dim,
+            OVERLAP=rows.overlaps(size),
+        )  # fmt: skip
+        grid = (size, -(-config.size("mixed") // threads), 1)
+        return Launch(program, (rows.mixed, rows.qkv, self._chunk), grid, (threads, 1, 1))
 
     def _store(self, size: int, at: int, op: Attend, flash: Flash) -> Launch:
         config, rows, cache = self.config, self.rows, self.cache.layers[at]
         program = rows.programs(
             "store_qkv", buffers=10 + len(cache.tables), values=1, ROPE=ROPES[op.rotation],
             ROPE_PAIRS=op.rope.dim // 2, QK_NORM=QK_NORMS[op.norms], EPS=number(config.head_eps),
-            WARPS=QKV_WARPS, OVERLAP=rows.overlaps(size), **flash.defines,
+            WARPS=QKV_WARPS, OVERLAP=rows.overlaps(size), **flash.defines, **({"GATED": 1} if op.gated else {}),
         )  # fmt: skip
         norms = self.model.layers[at].head_norms(op, rows.x)
         buffers = (self._queries, cache.keys, cache.values, cache.key_scales, cache.value_scales, rows.qkv, *norms,

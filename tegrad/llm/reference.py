@@ -16,21 +16,22 @@ from numpy.typing import NDArray
 
 from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.gguf import Gguf, TensorInfo
-from tegrad.llm.network import Add, Attend, Convolve, Gate, Inner, Norm, Project, Spec
-from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS, Floats, attended, capped, unit
+from tegrad.llm.network import Add, Attend, Convolve, Delta, Gate, Inner, Norm, Project, Spec
+from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS, Floats, attended, capped, sigmoid, softplus, unit
 
 
 class Past:
     """The rotated keys and the values (positions, kv_heads, 1, width) of the tokens that came before, by layer.
 
     They are rounded as a cache of the kind `stored` rounds them. `first` is the position of the first token. What
-    convolutions keep (positions, dim) is not rounded.
+    convolutions keep (positions, elements) is not rounded, nor are the matrices (heads, width, width) that run along.
     """
 
     def __init__(self, stored: Literal["F32", "F16", "Q8_0"] = "F32", first: int = 0) -> None:
         self.keys: dict[int, Floats] = {}
         self.values: dict[int, Floats] = {}
         self.convolved: dict[int, Floats] = {}
+        self.states: dict[int, Floats] = {}
         self.count, self.first = 0, first
         self._round = ROUNDINGS[stored]
 
@@ -74,6 +75,8 @@ class Reference:
                     made["mixed"] = self._attention(op, layer, qkv, past)
                 case Convolve():
                     made["mixed"] = self._convolution(op, layer, qkv, past)
+                case Delta():
+                    made["mixed"] = self._delta(op, layer, qkv, past)
                 case Gate():
                     made["hidden"] = self._gated(op, layer, self._norm(x, op.norm, layer))
                 case Add():
@@ -107,8 +110,10 @@ class Reference:
 
     def _attention(self, op: Attend, layer: int, qkv: Floats, past: Past) -> Floats:
         """Mixed values (tokens, heads * value_dim) of queries, keys and values below one another."""
-        c, count = self.config, len(qkv)
-        query, key, value = np.split(qkv, np.cumsum([c.sizes["query"], c.sizes["key"]]), axis=1)
+        c, count, gates = self.config, len(qkv), None
+        query, key, value = np.split(qkv, np.cumsum([c.sizes["query"] * (1 + op.gated), c.sizes["key"]]), axis=1)
+        if op.gated:
+            query, gates = query.reshape(count, c.heads, 2, c.head_dim).transpose(2, 0, 1, 3)
         start = past.first + past.count
         tables = op.rope.tables(start + count, self.divisors)[:, start:]
 
@@ -128,17 +133,49 @@ class Reference:
         weights /= weights.sum(axis=-1, keepdims=True)
         mixed = weights @ value.transpose(1, 2, 0, 3)
         made: Floats = mixed.transpose(2, 0, 1, 3).reshape(count, c.heads * c.value_dim)
-        return made
+        return made if gates is None else made * sigmoid(gates.reshape(made.shape))
 
     def _convolution(self, op: Convolve, layer: int, products: Floats, past: Past) -> Floats:
         """Mixed values (tokens, dim) of three vectors one after the other."""
         first, second, third = np.split(products, 3, axis=1)
-        before = past.convolved.get(layer, np.zeros((op.taps - 1, first.shape[1]), np.float32))
-        kept = past.convolved[layer] = np.concatenate([before, first * third])
+        return second * self._convolved(op, layer, first * third, past)
+
+    def _convolved(self, op: Convolve | Delta, layer: int, x: Floats, past: Past) -> Floats:
+        """Sums (tokens, elements) of tokens' and earlier ones' x, each times its column of the kernel."""
+        before = past.convolved.get(layer, np.zeros((op.taps - 1, x.shape[1]), np.float32))
+        kept = past.convolved[layer] = np.concatenate([before, x])
         columns = self.weights[tensor_name(op.kernel, layer)].T
-        taps = (kept[len(before) - op.taps + 1 + tap :][: len(products)] * columns[tap] for tap in range(op.taps))
-        mixed: Floats = second * sum(taps)
-        return mixed
+        taps = (kept[len(before) - op.taps + 1 + tap :][: len(x)] * columns[tap] for tap in range(op.taps))
+        made: Floats = sum(taps, np.zeros_like(x))
+        return made
+
+    def _delta(self, op: Delta, layer: int, products: Floats, past: Past) -> Floats:
+        """Mixed values (tokens, heads * width) of what a delta net reads."""
+        count, inner, keys = len(products), op.heads * op.width, op.key_heads * op.width
+        ends = np.cumsum([op.channels, inner, op.heads])
+        x, gates, beta, own = np.split(products, ends, axis=1)
+        x = ACTIVATIONS["silu"](self._convolved(op, layer, x, past))
+        query, key = (part.reshape(count, op.key_heads, op.width) for part in np.split(x[:, : 2 * keys], 2, axis=1))
+        value = x[:, 2 * keys :].reshape(count, op.heads, op.width)
+        small = self.config.eps / op.width
+        query, key = (
+            np.tile(unit(part, small) / np.sqrt(np.float32(op.width)), (1, op.heads // op.key_heads, 1))
+            for part in (query, key)
+        )
+        decay = np.exp(
+            self.weights[tensor_name(op.decay, layer)] * softplus(own + self.weights[tensor_name(op.bias, layer)])
+        )
+        beta, mixed = sigmoid(beta), np.empty_like(value)
+        state = past.states.get(layer, np.zeros((op.heads, op.width, op.width), np.float32))
+        for at in range(count):
+            state = state * decay[at][:, None, None]
+            delta = (value[at] - np.einsum("hkv,hk->hv", state, key[at])) * beta[at][:, None]
+            state = state + key[at][:, :, None] * delta[:, None, :]
+            mixed[at] = np.einsum("hkv,hk->hv", state, query[at]) / np.sqrt(np.float32(op.width))
+        past.states[layer] = state
+        normed = unit(mixed, self.config.eps) * self.weights[tensor_name(op.norm, layer)]
+        made: Floats = normed.reshape(count, inner) * ACTIVATIONS["silu"](gates)
+        return made
 
     def _gated(self, op: Gate, layer: int, x: Floats) -> Floats:
         up, activate = self._linear(x, op.up, layer), ACTIVATIONS[op.activation]

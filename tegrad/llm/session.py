@@ -39,6 +39,8 @@ class Session:
         self.tokens: list[int] = []
         self.logprobs: list[Logprobs] = []
         """Of each token that `generate` yielded last, where its settings ask for them."""
+        # What runs along cannot take a chunk's padding back.
+        chunk = 1 if model.network.runs_along else chunk
         self._chunk, self._short = chunk, short
         # A padded chunk writes beyond the last token, so the cache is longer than the context by as much.
         self._cache = model.cache(self.context + chunk, cache_dtype, chunk)

@@ -132,8 +132,8 @@ class Loader:
         info = self.config.check(self.file, spec, layer)
         return Norm(self._read([info], dtypes.float32).reshape(-1), self.config.eps)
 
-    def kernel(self, spec: Spec, layer: int) -> Tensor:
-        """What a convolution multiplies: float32 (dim, taps)."""
+    def plain(self, spec: Spec, layer: int) -> Tensor:
+        """float32s that no product reads as a matrix (rows, columns)."""
         return self._read([self.config.check(self.file, spec, layer)], dtypes.float32)
 
     def matrix(self, spec: Spec, layer: int | None = None) -> Matrix:

@@ -39,6 +39,8 @@ PUBLISHED = {
     "qwen2.5-vl-3b": 3_085_938_688,
     "qwen3-vl-2b": 1_720_574_976,
     "hunyuan-1.8b": 1_791_080_448,
+    "qwen3.5-0.8b": 752_393_024,  # without images, summed up by hand, as the next one
+    "qwen3.5-4b": 4_205_751_296,
     "lfm2-350m": 354_483_968,
     "lfm2-1.2b": 1_170_340_608,
     "lfm2-2.6b": 2_569_272_320,
@@ -78,7 +80,7 @@ SMALL = {
         shape,
         dim=256,
         ffn=512,
-        layers={"gemma3": 6, "smollm3": 4, "cohere2": 4, "lfm2": 3}.get(
+        layers={"gemma3": 6, "smollm3": 4, "cohere2": 4, "lfm2": 3, "qwen35": 4}.get(
             shape.arch, 2
         ),  # llama.cpp wants one that attends to everything
         heads=4,
@@ -128,6 +130,7 @@ def test_weights_have_the_deviation_that_keeps_a_products_size(kind: str) -> Non
         *(("nemotron-mini-4b", "q4k"), ("afm-4.5b", "q4k"), ("hunyuan-1.8b", "q4k")),
         *(("tiny-aya", "q4km"), ("command-r7b", "q6k"), ("phi2", "q4km"), ("stablelm-3b", "q4k")),
         *(("aya-expanse-8b", "q4k"), ("pythia-1b", "q8_0"), ("jais2-8b", "q4km")),
+        *(("qwen3.5-0.8b", "q8_0"), ("qwen3.5-4b", "q5_0")),
         *(("lfm2-350m", "q8_0"), ("lfm2-1.2b", "q5_0"), ("lfm2-2.6b", "q6k")),
     ],
 )

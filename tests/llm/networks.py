@@ -99,8 +99,8 @@ class Shape:
             within = LayerForm(replace(rope, scale=1.7), self.window)
             forms = tuple(LayerForm(rope) if at % 2 else within for at in range(self.layers))
         if self.taps:
-            arch = replace(arch, convolution=LFM2.convolution)
-            forms = tuple(LayerForm(rope, convolves=at % 2 == 0) for at in range(self.layers))
+            arch = replace(arch, instead=LFM2.instead)
+            forms = tuple(LayerForm(rope, instead=at % 2 == 0) for at in range(self.layers))
         return Config(
             arch, self.vocab, self.positions, self.layers, self.dim, self.ffn, self.heads, self.kv_heads, self.head_dim,
             self.head_dim, self.eps, rope, forms, score_cap=self.score_cap, logit_cap=self.logit_cap,

@@ -95,8 +95,13 @@ def test_values_that_change_nothing_are_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ARCHES)
 def test_a_tensor_that_the_family_does_not_use_is_refused(tmp_path: Path, name: str) -> None:
     shape = replace(SMALL, arch=name, extra={f"{name}.{scale}": 1.5 for scale in ARCHES[name].needs})
-    if ARCHES[name].convolution is not None:
-        shape = replace(shape, extra={f"{name}.shortconv.l_cache": 3})
+    if ARCHES[name].instead is not None:
+        keys = ("shortconv.l_cache", "ssm.conv_kernel", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count")
+        extra = {f"{name}.{key}": 3 for key in keys} | {
+            f"{name}.ssm.inner_size": 9,
+            f"{name}.full_attention_interval": 1,
+        }
+        shape = replace(shape, extra=extra)
     odd = "blk.0.attn_sinks.weight" if ARCHES[name].rope_divisors else "rope_freqs.weight"
     path = write(tmp_path / "model.gguf", shape, TYPE.F32)
     assert read(path).arch is ARCHES[name]

@@ -62,6 +62,7 @@ WIDE = Shape(dim=2048, ffn=4096, heads=16, kv_heads=4, layers=1)
         pytest.param(SHAPES["jais2"], TYPE.Q6_K, {}, False, id="jais2 Q6_K", marks=pytest.mark.long),
         pytest.param(SHAPES["pangu"], TYPE.Q8_0, {}, False, id="pangu Q8_0", marks=pytest.mark.long),
         pytest.param(SHAPES["maincoder"], TYPE.Q8_0, {}, False, id="maincoder Q8_0", marks=pytest.mark.long),
+        pytest.param(SHAPES["qwen35"], TYPE.Q4_K, {"ffn_down": TYPE.Q6_K}, False, id="qwen35 Q4_K"),
         pytest.param(SHAPES["lfm2"], TYPE.Q4_K, {"ffn_down": TYPE.Q6_K}, False, id="lfm2 Q4_K"),
         pytest.param(
             replace(SHAPES["lfm2"], dim=96, heads=3, kv_heads=1),
@@ -119,6 +120,7 @@ def test_steps_of_a_packed_model_err_less_than_llama_cpps(
         pytest.param(SHAPES["phi2"], TYPE.F16, id="phi2 F16", marks=pytest.mark.long),
         pytest.param(SHAPES["mistral3"], TYPE.F16, id="mistral3 F16", marks=pytest.mark.long),
         pytest.param(SHAPES["olmo2"], TYPE.F16, id="olmo2 F16", marks=pytest.mark.long),
+        pytest.param(SHAPES["qwen35"], TYPE.F16, id="qwen35 F16", marks=pytest.mark.long),
         pytest.param(SHAPES["lfm2"], TYPE.F16, id="lfm2 F16", marks=pytest.mark.long),
         pytest.param(SHAPES["gemma2"], TYPE.F16, id="gemma2 F16"),
         pytest.param(GEMMA, TYPE.F32, id="gemma3 F32", marks=pytest.mark.long),

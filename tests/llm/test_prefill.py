@@ -275,6 +275,8 @@ OTHERS = {
     "cohere2 Q4_K": (tiny_llama.SHAPES["cohere2"], TYPE.Q4_K, False),
     "command-r F16": (tiny_llama.SHAPES["command-r"], TYPE.F16, False),
     "lfm2 Q8_0, cache q8_0": (tiny_llama.SHAPES["lfm2"], TYPE.Q8_0, True),
+    "qwen35 Q8_0, cache q8_0": (tiny_llama.SHAPES["qwen35"], TYPE.Q8_0, True),
+    "qwen35 F16": (tiny_llama.SHAPES["qwen35"], TYPE.F16, False),
     "lfm2 F16": (tiny_llama.SHAPES["lfm2"], TYPE.F16, False),
     "phi2 Q8_0": (tiny_llama.SHAPES["phi2"], TYPE.Q8_0, False),
     "gptneox Q8_0": (tiny_llama.SHAPES["gptneox"], TYPE.Q8_0, False),

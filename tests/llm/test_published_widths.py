@@ -72,6 +72,9 @@ WIDTHS = {
     "Qwen 2.5 VL 7B": Width("qwen2vl", 3584, 18944, 28, 4, 128),
     "Qwen 3 VL 8B": Width("qwen3vl", 4096, 12288, 32, 8, 128),
     "GLM-4 9B of 2024": Width("chatglm", 4096, 13696, 32, 2, 128),
+    "Qwen 3.5 0.8B": Width("qwen35", 1024, 3584, 8, 2, 256),
+    "Qwen 3.5 4B": Width("qwen35", 2560, 9216, 16, 4, 256),
+    "Qwen 3.5 27B": Width("qwen35", 5120, 17408, 24, 4, 256),
     "LFM2 350M": Width("lfm2", 1024, 4608, 16, 8, 64),
     "LFM2 1.2B": Width("lfm2", 2048, 8192, 32, 8, 64),
     "LFM2 2.6B": Width("lfm2", 2048, 10752, 32, 8, 64),
@@ -89,8 +92,9 @@ WIDTHS = {
 
 PARTLY_TURNED = ("glm4", "chatglm", "nemotron", "phi2", "gptneox", "stablelm")
 """Families half of whose heads rotates here."""
-MANY_LAUNCHES = ("gpt2", "gptneox", "stablelm")
-"""Families that the step in one launch refuses: for positions, two norms of a block, or a norm's bias at a gate."""
+MANY_LAUNCHES = ("gpt2", "gptneox", "stablelm", "qwen35")
+"""Families that the step in one launch refuses: for positions, two norms of a block, a norm's bias at a gate, or states
+that run along."""
 
 
 @pytest.fixture
@@ -108,13 +112,14 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def written(path: Path, width: Width) -> Path:
-    """One layer, two of a family with windows in every other one, or whose first one convolves."""
+    """One layer, two of a family with windows in every other one, or whose first one does not attend."""
     base = next(shape for shape in models.SHAPES.values() if shape.arch == width.arch)
     turned = width.head_dim // 2 if width.arch in PARTLY_TURNED else width.head_dim
     own = base.own | {"rope.dimension_count": turned} if "rope.dimension_count" in base.own else dict(base.own)
     own |= {"attention.sliding_window_pattern": 2} if width.arch == "gemma3" else {}
+    own |= {"full_attention_interval": 2} if width.arch == "qwen35" else {}
     shape = replace(
-        base, **width._asdict(), layers=2 if width.arch in ("gemma3", "lfm2") else 1, vocab=1024,
+        base, **width._asdict(), layers=2 if width.arch in ("gemma3", "lfm2", "qwen35") else 1, vocab=1024,
         specials=min(base.specials, 1000), context=4096, own=own, attends=(1,) if base.attends else (),
     )  # fmt: skip
     models.write(path, shape, "q4km")

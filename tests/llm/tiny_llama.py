@@ -41,6 +41,8 @@ class Shape:
     eps: float = 1e-5
     taps: int = 0
     """Of the kernels of layers that convolve: two in three, where there are any."""
+    delta: tuple[int, int, int] = (0, 0, 0)
+    """Heads, heads of keys, and elements of each, of layers that are delta nets, instead."""
     odd: str | None = None
     """A tensor that no family has."""
 
@@ -53,7 +55,7 @@ class Shape:
         return self.rotated or self.width
 
     def convolves(self, layer: int) -> bool:
-        return self.taps > 0 and layer % 3 != 1
+        return self.taps > 0 and layer % 3 != (2 if self.delta[0] else 1)
 
 
 LARGE_EPS = 0.2
@@ -256,6 +258,28 @@ SHAPES = {
         taps=3,
         extra={"lfm2.rope.freq_base": 1e6, "lfm2.shortconv.l_cache": 3},
     ),
+    # Its epsilon is a usual one: the llama.cpp of the tests takes another one for lengths than llama.cpp does today.
+    "qwen35": Shape(
+        arch="qwen35",
+        heads=4,
+        kv_heads=2,
+        layers=5,
+        vocab=401,
+        tied=True,
+        taps=4,
+        delta=(8, 4, 32),
+        rotated=16,
+        extra={
+            "qwen35.rope.freq_base": 1e7,
+            "qwen35.rope.dimension_sections": [3, 3, 2, 0],
+            "qwen35.ssm.conv_kernel": 4,
+            "qwen35.ssm.state_size": 32,
+            "qwen35.ssm.time_step_rank": 8,
+            "qwen35.ssm.group_count": 4,
+            "qwen35.ssm.inner_size": 256,
+            "qwen35.full_attention_interval": 3,
+        },
+    ),
     "gpt2 untied": Shape(arch="gpt2", eps=LARGE_EPS, ffn=1024, kv_heads=4, vocab=313),
 }
 """Odd sizes, every family and every optional part of one."""
@@ -266,9 +290,9 @@ BY_MEAN = ("gpt2", "starcoder2", "nemotron", "jais2", "gptneox", "phi2", "stable
 """Families with layer norms."""
 ONE_NORM = ("phi2", *COHERE)
 """Families whose attention and feed-forward read the same normalized stream."""
-HEAD_NORMS = ("qwen3", "lfm2", "qwen3vl", "hunyuan-dense", "maincoder", "gemma3", "exaone4")
+HEAD_NORMS = ("qwen3", "lfm2", "qwen35", "qwen3vl", "hunyuan-dense", "maincoder", "gemma3", "exaone4")
 """Families that normalize each head's query and key."""
-FLOATS = ("position_embd.", "shortconv.conv.weight")
+FLOATS = ("position_embd.", "shortconv.conv.weight", "ssm_conv1d.weight")
 """Matrices that are F32 in every file, by their first or last letters."""
 MIXED = {"attn_v": TYPE.Q6_K, "ffn_down": TYPE.Q6_K}
 """What a Q4_K_M file has in other formats: q, k and v are no longer one matrix."""
@@ -316,7 +340,21 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
             "attn_output": (shape.dim, query, 1.0), "ffn_gate": (shape.ffn, shape.dim, 1.0),
             "ffn_up": (shape.ffn, shape.dim, 1.0), "ffn_down": (shape.dim, shape.ffn, 1.0),
         }  # fmt: skip
-        if shape.convolves(at):
+        heads, keys, wide = shape.delta
+        if shape.arch == "qwen35":
+            sizes["attn_q"] = (2 * query, shape.dim, 2.0)
+        if shape.convolves(at) and heads:
+            channels = (heads + 2 * keys) * wide
+            sizes = {name: size for name, size in sizes.items() if name.startswith("ffn")}
+            sizes |= {
+                "attn_qkv": (channels, shape.dim, 1.0), "attn_gate": (heads * wide, shape.dim, 1.0),
+                "ssm_beta": (heads, shape.dim, 1.0), "ssm_alpha": (heads, shape.dim, 1.0),
+                "ssm_conv1d": (channels, shape.taps, 1.0), "ssm_out": (shape.dim, heads * wide, 1.0),
+            }  # fmt: skip
+            tensors[f"blk.{at}.ssm_dt.bias"] = vector(heads, 0.5)
+            tensors[f"blk.{at}.ssm_a"] = -np.abs(vector(heads, 0.3))
+            tensors[f"blk.{at}.ssm_norm.weight"] = vector(wide, 1)
+        elif shape.convolves(at):
             sizes = {name: size for name, size in sizes.items() if name.startswith("ffn")}
             sizes |= {
                 "shortconv.in_proj": (3 * shape.dim, shape.dim, 1.0), "shortconv.conv": (shape.dim, shape.taps, 1.0),
@@ -333,7 +371,7 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
             tensors[f"blk.{at}.{name}.weight"] = array
             if name.startswith(biased.get(shape.arch, ())):
                 tensors[f"blk.{at}.{name}.bias"] = vector(len(array), 0)
-        second = "post_attention_norm" if shape.arch == "seed_oss" else "ffn_norm"
+        second = "post_attention_norm" if shape.arch in ("seed_oss", "qwen35") else "ffn_norm"
         before = ("attn_norm", *[second] * (shape.arch not in ONE_NORM))
         for name in before if shape.arch not in ("olmo2", "exaone4") else ():
             tensors[f"blk.{at}.{name}.weight"] = vector(shape.dim, 1)
@@ -390,7 +428,7 @@ def write(
     writer.add_feed_forward_length(shape.ffn)
     writer.add_head_count(shape.heads)
     kv_heads = [0 if shape.convolves(at) else shape.kv_heads for at in range(shape.layers)]
-    writer.add_head_count_kv(kv_heads if shape.taps else shape.kv_heads)
+    writer.add_head_count_kv(kv_heads if shape.taps and not shape.delta[0] else shape.kv_heads)
     if shape.arch in BY_MEAN:
         writer.add_layer_norm_eps(shape.eps)
     else:
@@ -434,7 +472,7 @@ def rewritten(
     for key in changes.keys() - reader.fields.keys() - {"tensor"}:
         value = changes[key]
         whole = writer.add_int32 if isinstance(value, int) and value < 0 else writer.add_uint32
-        {str: writer.add_string, float: writer.add_float32}.get(type(value), whole)(key, value)
+        {str: writer.add_string, float: writer.add_float32, list: writer.add_array}.get(type(value), whole)(key, value)
     for tensor in reader.tensors:
         if tensor.name == changes.get("tensor"):
             continue

@@ -3,7 +3,8 @@
 // Grid (SPLITS, KV_HEADS, sequences), 32 * ATTENTION_WARPS threads: CTAs beyond the splits that the position asks for
 // leave at once, as do those of sequences that are not active. attention.cuh tells the work of a CTA and the macros.
 // KV_HEADS are groups of query heads, of which each of the KEY_HEADS KV heads has some.
-//   qkv        float32 (sequences, HEADS + 2 * KV heads, HEAD_DIM): queries, then keys, then values
+//   qkv        float32 (sequences, HEADS + 2 * KV heads, HEAD_DIM): queries, then keys, then values; where GATED behind
+//              each head's query its gates
 //   *_norm     float32 (HEAD_DIM), read where QK_NORM; of all queries, and of all keys, where it is 2
 //   rope       float32 (2, ROPE_POSITIONS, ROPE_PAIRS): cosines, sines; read where ROPE
 //   k, v       the layer's cache (sequences, KV heads, POSITIONS, HEAD_DIM), f16 or int8; a ring where WINDOW
@@ -43,17 +44,24 @@ attention(const State *states, const float *qkv, const float *q_norm, const floa
     const int position = state.position;
     if (!state.active) return;
     const int cached = head / (KV_HEADS / KEY_HEADS), row = sequence * KEY_HEADS + cached;
-    const float *mine = qkv + (size_t)sequence * (HEADS + 2 * KEY_HEADS) * HEAD_DIM;
+    constexpr int QUERIES = KV_HEADS * GROUP * QUERY_PITCH;
+    const float *mine = qkv + (size_t)sequence * (QUERIES + 2 * KEY_HEADS * HEAD_DIM);
+    const float *queries = mine + head * GROUP * QUERY_PITCH;
     const size_t output = (size_t)index * OUTPUTS;
-    const Output out = {OUTPUT_X ? x + output : nullptr, OUTPUT_Q ? q + output : nullptr,
-                        OUTPUT_Q ? s + output / 16 : nullptr, OUTPUT_H ? (__half *)x + output : nullptr};
+    const Output out = {
+        OUTPUT_X ? x + output : nullptr, OUTPUT_Q ? q + output : nullptr, OUTPUT_Q ? s + output / 16 : nullptr,
+        OUTPUT_H ? (__half *)x + output : nullptr,
+#if GATED
+        queries + HEAD_DIM,
+#endif
+    };
 #if BLOCK_POSITIONS
     const Side keys = side(k, k_scale, sequence, cached, table), values = side(v, v_scale, sequence, cached, table);
 #else
     const Side keys = side(k, k_scale, row, position), values = side(v, v_scale, row, position);
 #endif
     split(shared, keys, values, blockIdx.x, position,
-          mine + head * OUTPUTS, mine + (HEADS + cached) * HEAD_DIM, mine + (HEADS + KEY_HEADS + cached) * HEAD_DIM,
+          queries, mine + QUERIES + cached * HEAD_DIM, mine + QUERIES + (KEY_HEADS + cached) * HEAD_DIM,
           q_norm + (QK_NORM == 2 ? head * OUTPUTS : 0), k_norm + (QK_NORM == 2 ? cached * HEAD_DIM : 0),
           rope + (size_t)position * ROPE_PAIRS, (size_t)ROPE_POSITIONS * ROPE_PAIRS,
           workspace + (size_t)index * SPLITS * SPLIT_FLOATS, counters + index, out, threadIdx.x,

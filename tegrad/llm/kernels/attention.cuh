@@ -16,7 +16,7 @@
 // cache, as numbers), CACHE_HEADS (KV heads, where KV_HEADS counts groups of their query heads), TEMPERATURE
 // (queries are multiplied by 1 + TEMPERATURE * log(1 + position / TEMPERATURE_PERIOD)), BLOCK_POSITIONS (of a block,
 // where the cache is a pool of them; 0: a sequence's positions follow each other), TABLE_BLOCKS (of a sequence in
-// the table).
+// the table), GATED (1: behind each head's query stand as many gates, by whose sigmoids its output is multiplied).
 #pragma once
 #include "last_arriving.cuh"
 #include <cuda_fp16.h>
@@ -50,6 +50,9 @@
 #ifndef BLOCK_POSITIONS
 #define BLOCK_POSITIONS 0
 #endif
+#ifndef GATED
+#define GATED 0
+#endif
 #ifdef SCORE_CAP
 #define CAPPED 1
 #else
@@ -79,6 +82,7 @@ constexpr int KEPT = LOADS > LANES ? LOADS / LANES : 1;  // scores of a head and
 constexpr int COPIES = LANES > LOADS ? LANES / LOADS : 1;  // lanes that keep the same score
 constexpr int GROUP_SLOTS = GROUP <= 1 ? 1 : GROUP <= 2 ? 2 : GROUP <= 4 ? 4 : (GROUP + 3) / 4 * 4;
 constexpr int OUTPUTS = GROUP * HEAD_DIM;
+constexpr int QUERY_PITCH = HEAD_DIM * (1 + GATED);  // from a head's query to the next one's
 constexpr int SPLIT_FLOATS = OUTPUTS + 2 * GROUP;
 constexpr int PAIR_TURNS = (HEAD_DIM / 2 + 31) / 32;
 #ifdef SPLIT_ROWS
@@ -516,7 +520,7 @@ __device__ __forceinline__ void prepare(Shared &shared, const Side &keys, const 
     for (int vector = thread / 32; vector < GROUP + (first ? 2 : 0); vector += ATTENTION_WARPS) {
         if (vector >= ATTENTION_WARPS) norms.load(vector, lane);
         if (vector < GROUP) {
-            turn_head(q + vector * HEAD_DIM, norms.held, turn, sines, q_factor, shared.query[vector], lane);
+            turn_head(q + vector * QUERY_PITCH, norms.held, turn, sines, q_factor, shared.query[vector], lane);
             continue;
         }
         bool value = vector > GROUP;
@@ -709,8 +713,14 @@ struct Output {
     signed char *q;    // the same as bytes,
     float *s;          // with a scale for each 16
     __half *h;         // the same as halves, each at OUTPUT_ORDER of its index
+#if GATED
+    const float *gates;  // each head's, QUERY_PITCH apart
+#endif
 
     __device__ __forceinline__ void put(int at, float value, bool inside) const {
+#if GATED
+        if (inside) value = __fdividef(value, 1 + __expf(-gates[at / HEAD_DIM * QUERY_PITCH + at % HEAD_DIM]));
+#endif
         if (inside && x) x[at] = value;
 #ifdef OUTPUT_ORDER
         if (inside && h) h[OUTPUT_ORDER(at)] = __float2half_rn(value);

@@ -10,11 +10,10 @@
 //   kept      float32 (sequences, ROWS, DIM): first * third
 //   x         float32 (rows, DIM), written where OUTPUT_X; or halves in the order of fragments, where OUTPUT_H
 //   q, s      the same as int8 with a float32 scale for each 16, written where OUTPUT_Q
-#include "async.cuh"
 #include "chunk.cuh"
+#include "mixed.cuh"
 #include "overlap.cuh"
 #include "state.cuh"
-#include <cuda_fp16.h>
 
 static_assert(DIM % 16 == 0, "16 elements share a scale");
 
@@ -61,17 +60,6 @@ extern "C" __global__ void __launch_bounds__(256) convolve(
         ring[(size_t)(position % ROWS) * DIM] = gated;
         value = own[DIM] * sum;
     }
-#if OUTPUT_H
-    if (inside) ((__half *)x)[(size_t)row * DIM + fragment_order(at)] = __float2half_rn(value);
-#elif OUTPUT_X
-    if (inside) x[(size_t)row * DIM + at] = value;
-#endif
-#if OUTPUT_Q
-    float most = fabsf(value);
-#pragma unroll
-    for (int step = 8; step; step /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
-    if (!inside) return;
-    q[(size_t)row * DIM + at] = (signed char)__float2int_rn(most > 0 ? value * (127 / most) : 0);
-    if (at % 16 == 0) s[((size_t)row * DIM + at) / 16] = most / 127;
-#endif
+    const Mixed out = {x, q, s};
+    out.put<DIM>(row, at, value, inside);
 }

@@ -9,7 +9,7 @@
 #include "chunk.cuh"
 #include "overlap.cuh"
 
-// qkv: floats (tokens, HEADS + 2 KV_HEADS, HEAD_DIM); q: halves (tokens, HEADS, HEAD_DIM); keys, values and their
+// qkv: floats (tokens, HEADS + 2 KV_HEADS, HEAD_DIM), where GATED with each head's gates behind its query; q: halves (tokens, HEADS, HEAD_DIM); keys, values and their
 // scales: one layer's cache (slot, KV head, position, HEAD_DIM), or a pool of blocks (attention.cu) whose table of all
 // slots follows; rope: cosines and sines (2, rope_positions, ROPE_PAIRS).
 extern "C" __global__ void store_qkv(
@@ -33,7 +33,8 @@ extern "C" __global__ void store_qkv(
 #endif
     if (token >= chunk->count || head >= HEADS + 2 * KV_HEADS) return;
     const int position = chunk->start + token;
-    const float *in = qkv + ((size_t)token * (HEADS + 2 * KV_HEADS) + head) * HEAD_DIM;
+    const int before = head < HEADS ? head * (1 + GATED) : head + HEADS * GATED;
+    const float *in = qkv + ((size_t)token * (HEADS * (1 + GATED) + 2 * KV_HEADS) + before) * HEAD_DIM;
     float *row = rows[warp];
     if (head < HEADS + KV_HEADS) {
         const float *turn = rope + (size_t)position * ROPE_PAIRS;

@@ -1,0 +1,83 @@
+// A gated delta net (arXiv:2412.06464), as network.Delta has it: what its kernels for steps and for prompts share.
+//
+// HEADS, of values; KEY_HEADS, of queries and keys: head h takes those of head h % KEY_HEADS; WIDTH of each, a multiple
+// of 32; TAPS; ROWS of the ring of what is convolved, in which position p lies in row p % ROWS; EPS.
+//   products  float32 (rows, PRODUCTS): queries, keys and values, gates, and of each head what beta and decay are of
+//   kept      float32 (sequences, ROWS, CHANNELS): of those the first three, of earlier tokens
+//   states    float32 (sequences, 2, HEADS, WIDTH of values, WIDTH of keys): before positions that are even, and odd.
+//             A step reads one and writes the other, so that it may be taken again.
+#pragma once
+
+constexpr int CHANNELS = (2 * KEY_HEADS + HEADS) * WIDTH, INNER = HEADS * WIDTH;
+constexpr int PRODUCTS = CHANNELS + INNER + 2 * HEADS, QUADS = WIDTH / 16;
+static_assert(WIDTH % 32 == 0 && WIDTH <= 256, "four lanes have a column, and a block a head");
+
+__device__ __forceinline__ float silu(float v) { return __fdividef(v, 1 + __expf(-v)); }
+__device__ __forceinline__ float sigmoid(float v) { return __fdividef(1, 1 + __expf(-v)); }
+
+// What the state is multiplied by.
+__device__ __forceinline__ float decayed(float own, float bias, float decay) {
+    const float x = own + bias;
+    return expf(decay * (x > 20 ? x : log1pf(expf(x))));
+}
+
+// Where a sequence's state before a position begins.
+__device__ __forceinline__ size_t state_before(int sequence, int position) {
+    return ((size_t)sequence * 2 + (position & 1)) * HEADS * WIDTH * WIDTH;
+}
+
+__device__ __forceinline__ float warp_total(float v) {
+#pragma unroll
+    for (int step = 16; step; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
+    return v;
+}
+
+// The sum over WIDTH neighbouring threads; `room` has a float for each warp of the block.
+__device__ __forceinline__ float head_total(float v, float *room) {
+    v = warp_total(v);
+    if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = v;
+    __syncthreads();
+    float sum = 0;
+#pragma unroll
+    for (int warp = 0; warp < WIDTH / 32; warp++) sum += room[threadIdx.x / WIDTH * (WIDTH / 32) + warp];
+    __syncthreads();
+    return sum;
+}
+
+// A quarter of a column of a head's state: in each of four lanes `part` four of 16 elements in turn.
+struct Column {
+    float4 s[QUADS];
+
+    __device__ __forceinline__ void load(const float *column, int part, bool there) {
+#pragma unroll
+        for (int i = 0; i < QUADS; i++)
+            s[i] = there ? ((const float4 *)column)[4 * i + part] : make_float4(0, 0, 0, 0);
+    }
+    __device__ __forceinline__ void store(float *column, int part) const {
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) ((float4 *)column)[4 * i + part] = s[i];
+    }
+    // What comes of the column after a token, in each of its four lanes.
+    __device__ __forceinline__ float step(const float4 (&k)[QUADS], const float4 (&q)[QUADS], float value, float decay,
+                                          float beta) {
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            s[i].x *= decay, s[i].y *= decay, s[i].z *= decay, s[i].w *= decay;
+            sum += s[i].x * k[i].x + s[i].y * k[i].y + s[i].z * k[i].z + s[i].w * k[i].w;
+        }
+        const float delta = (value - quarters(sum)) * beta;
+        sum = 0;
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            s[i].x = fmaf(k[i].x, delta, s[i].x), s[i].y = fmaf(k[i].y, delta, s[i].y);
+            s[i].z = fmaf(k[i].z, delta, s[i].z), s[i].w = fmaf(k[i].w, delta, s[i].w);
+            sum += s[i].x * q[i].x + s[i].y * q[i].y + s[i].z * q[i].z + s[i].w * q[i].w;
+        }
+        return quarters(sum);
+    }
+    __device__ __forceinline__ static float quarters(float v) {
+        v += __shfl_xor_sync(0xffffffffu, v, 1);
+        return v + __shfl_xor_sync(0xffffffffu, v, 2);
+    }
+};

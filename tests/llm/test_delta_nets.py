@@ -1,0 +1,257 @@
+"""Layers that are gated delta nets (Qwen 3.5), and heads whose output is gated: kernels in all that run a model, and
+conversations whose state runs along."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_llama import TYPE, Shape, rewritten, write
+from tinygrad import dtypes
+
+from tegrad.bench import plans
+from tegrad.bench.plans import DryDevice
+from tegrad.hw.chips import CHIPS
+from tegrad.llm.arch import Config
+from tegrad.llm.batch import Batch
+from tegrad.llm.cache import KvCache
+from tegrad.llm.engine import Engine
+from tegrad.llm.errors import GgufError, UnsupportedModelError
+from tegrad.llm.footprint import Footprint
+from tegrad.llm.formats import F16
+from tegrad.llm.gguf import Gguf
+from tegrad.llm.model import Model
+from tegrad.llm.network import Attend, Delta
+from tegrad.llm.packed import PackedModel
+from tegrad.llm.persistent import check_block
+from tegrad.llm.plan import DecodePlan
+from tegrad.llm.prefill import Prefill
+from tegrad.llm.reference import Past, Reference
+from tegrad.llm.rows import floats
+from tegrad.llm.sampling import Settings
+from tegrad.llm.session import Session
+from tegrad.llm.state import State, States
+from tegrad.nv.replay import Recording
+
+CONTEXT, CHUNK = 200, 16
+SIZES = {"conv_kernel": 4, "state_size": 64, "time_step_rank": 6, "group_count": 2, "inner_size": 384}
+QWEN = Shape(
+    arch="qwen35", dim=192, ffn=64, heads=4, kv_heads=2, head_dim=64, rotated=32, context=CONTEXT, vocab=96, layers=4,
+    taps=4, delta=(6, 2, 64), eps=1e-2, tied=True,
+    extra={
+        **{f"qwen35.ssm.{key}": value for key, value in SIZES.items()}, "qwen35.full_attention_interval": 3,
+        "qwen35.rope.dimension_sections": [6, 5, 5, 0],
+    },
+)  # fmt: skip
+"""Layers 0, 1 and 3 are delta nets of six heads, of which three share each of two heads of keys."""
+TOKENS = np.random.default_rng(3).integers(0, QWEN.vocab, CONTEXT).tolist()
+
+
+def far(ours: np.ndarray, theirs: np.ndarray) -> float:
+    return float(np.abs(ours - theirs).max() / theirs.std())
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("deltas") / "model.gguf", QWEN, TYPE.F16)
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> np.ndarray:
+    return Reference(path).logits(TOKENS)
+
+
+@pytest.fixture(scope="module")
+def engine(path: Path, device: str) -> Iterator[Engine]:
+    with Gguf.open(path) as file, Engine(file, CONTEXT, device=device, short=8, chunks=(CHUNK,)) as made:
+        yield made
+
+
+def config(path: Path) -> Config:
+    with Gguf.open(path) as file:
+        return Config.read(file)
+
+
+def test_three_layers_in_so_many_are_delta_nets_or_those_that_a_list_names(path: Path, tmp_path: Path) -> None:
+    made = config(path)
+    assert [type(op) for op in made.network.mixers] == [Delta, Delta, Attend, Delta]
+    assert made.network.runs_along
+    assert (made.projected, made.mixed) == (640 + 384 + 12, 384)
+    named = rewritten(path, tmp_path / "named.gguf", **{"qwen35.attention.recurrent_layers": [True, True, False, True]})
+    assert config(named).network == made.network
+
+
+def test_the_reference_goes_on_after_what_was_said(path: Path, expected: np.ndarray) -> None:
+    reference, past = Reference(path), Past()
+    found = [reference.logits(TOKENS[first:last], past) for first, last in ((0, 1), (1, 3), (3, 50))]
+    np.testing.assert_allclose(np.concatenate(found), expected[:50], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "name", ["ssm_conv1d.weight", "ssm_dt.bias", "ssm_a", "ssm_norm.weight", "ssm_alpha.weight", "ssm_beta.weight",
+             "attn_gate.weight"],
+)  # fmt: skip
+def test_every_tensor_of_a_delta_net_counts(path: Path, expected: np.ndarray, name: str) -> None:
+    """So that the other tests are tests of it."""
+    reference = Reference(path)
+    reference.weights[f"blk.1.{name}"][:] *= np.float32(6 if name in ("ssm_dt.bias", "ssm_alpha.weight") else 0.3)
+    assert far(reference.logits(TOKENS[:50]), expected[:50]) > 0.05
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "why"),
+    [
+        ({"qwen35.ssm.state_size": None}, GgufError, "lacks the value 'qwen35.ssm.state_size'"),
+        ({"qwen35.ssm.inner_size": 256}, GgufError, "6 heads of 64, 2 of keys"),
+        ({"qwen35.ssm.group_count": 4}, GgufError, "6 heads of 64, 4 of keys"),
+        ({"qwen35.ssm.conv_kernel": 17}, UnsupportedModelError, r"convolves 17 positions .*, 16 at most are run"),
+        ({"qwen35.full_attention_interval": 5}, GgufError, "for 4 layers, of which some attend"),
+        ({"qwen35.full_attention_interval": 2}, UnsupportedModelError, "the tensor 'blk.1.ssm_dt.bias"),
+        ({"tensor": "blk.3.ssm_a"}, GgufError, "lacks the tensor 'blk.3.ssm_a'"),
+        ({"tensor": "blk.3.ssm_dt.bias"}, GgufError, "lacks the tensor 'blk.3.ssm_dt.bias'"),
+        ({"qwen35.expert_count": 256}, UnsupportedModelError, "is a mixture of experts"),
+    ],
+)
+def test_files_that_contradict_themselves_or_ask_for_more_are_refused(
+    path: Path, tmp_path: Path, changes: dict[str, Any], error: type[Exception], why: str
+) -> None:
+    with pytest.raises(error, match=why):
+        config(rewritten(path, tmp_path / "changed.gguf", **changes))
+
+
+def test_one_launch_refuses_a_state_that_runs_along(path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="does not run qwen35: its states run along"):
+        check_block(config(path))
+
+
+def test_heads_of_other_sizes_are_refused_by_name(path: Path) -> None:
+    device: Any = DryDevice(CHIPS["gh100"])
+    sizes = replace(config(path), state=48)
+    made = plans.model(sizes, F16, device)
+    cache = KvCache(device, made.config, CONTEXT, ahead=CHUNK)
+    with pytest.raises(UnsupportedModelError, match="heads of 48 of a delta net are not run: 32, 64, 96"):
+        DecodePlan(made, States(device), cache)
+
+
+def test_a_sequence_goes_on_at_its_end_alone(path: Path) -> None:
+    device, sizes = DryDevice(CHIPS["gh100"]), config(path)
+    with KvCache(device, sizes, CONTEXT, slots=2, ahead=512, blocks=8) as cache:
+        assert [layer.rows for layer in cache.layers] == [5, 5, CONTEXT, 5]
+        state = cache.layers[0].state
+        assert state is not None
+        assert (state.size, cache.layers[2].state) == (2 * 2 * 4 * 6 * 64 * 64, None)
+        assert not cache.shareable
+        assert cache.rings
+        cache.rings.wrote(150, 1)
+        assert [cache.rings.holds(position, 1) for position in (0, 148, 149, 150)] == [False, False, True, True]
+        cache.rings.begin(1)
+        assert cache.rings.holds(0, 1)
+
+
+def test_states_are_part_of_the_footprint_whatever_the_context(path: Path) -> None:
+    with Gguf.open(path) as file:
+        footprint = Footprint.of(file)
+    attention = 100 * (2 * 2 * 2 * 64 + 2 * 4 * 32)  # keys and values of a layer, and two tables of angles
+    assert footprint.at(CONTEXT) - footprint.at(100) == attention
+    more = footprint.batch(CONTEXT, 3, 4) - footprint.batch(CONTEXT, 2, 4)
+    assert more > 3 * 2 * 4 * 6 * 64 * 64
+    assert footprint.weights >= path.stat().st_size - (1 << 16)
+
+
+@pytest.mark.board
+def test_a_conversation_goes_on_and_back(engine: Engine, expected: np.ndarray) -> None:
+    """Prompts in chunks and steps; then from where its state is no more, and from its last token."""
+    engine.reset()
+    for first, last in ((0, 1), (1, 60), (60, 63), (63, 92), (92, 93), (93, 111)):
+        assert far(engine.feed(TOKENS[first:last]), expected[last - 1]) < 0.02
+    for keep, more in ((110, 1), (110, 3), (60, 2), (30, 12), (0, 5)):
+        engine.reset(keep)
+        assert far(engine.feed(TOKENS[keep : keep + more]), expected[keep + more - 1]) < 0.02
+        assert engine.tokens == TOKENS[: keep + more]
+    engine.reset()
+    engine.feed(TOKENS[:70])
+    engine.reset(20)
+    assert far(engine.feed_all(TOKENS[20:60]), expected[20:60]) < 0.02
+    assert far(engine.feed(TOKENS[60:61]), expected[60]) < 0.02
+
+
+@pytest.mark.board
+def test_generated_tokens_are_the_likeliest_and_a_stream_that_was_left_is_no_part_of_what_follows(
+    engine: Engine, path: Path
+) -> None:
+    """Steps that ran ahead of who reads have moved the state on."""
+    engine.reset()
+    reference = Reference(path)
+    tokens = [*TOKENS[:2], *engine.generate(TOKENS[:2], Settings(), 40)]
+    logits = reference.logits(tokens)[1:-1]
+    chosen = logits[np.arange(40), tokens[2:]]
+    assert (logits.max(axis=1) - chosen <= 0.02 * logits.std()).all()
+    engine.reset()
+    stream = engine.generate(TOKENS[:2], Settings(), 100)
+    begun = [next(stream) for _ in range(5)]
+    stream.close()
+    said = [*TOKENS[:2], *begun[:-1]]
+    assert engine.tokens == said
+    assert far(engine.feed(TOKENS[50:53]), reference.logits([*said, *TOKENS[50:53]])[-1]) < 0.02
+
+
+@pytest.mark.board
+def test_a_step_may_be_taken_again(path: Path, device: str, expected: np.ndarray) -> None:
+    """As a stopped sequence's are while others go on, and one whose mask is late: also the first step after a chunk,
+    and the last token of a chunk."""
+    with (
+        PackedModel.load(path, device) as model,
+        KvCache(model.device, model.config, 64, ahead=CHUNK) as cache,
+        Prefill(model, cache, sizes=(CHUNK,)) as prefill,
+    ):
+        states = States(model.device)
+        with DecodePlan(model, states, cache) as plan, Recording(model.device, plan.launches) as step:
+            for first, count in ((0, 0), (1, 7), (9, 16), (26, 1)):
+                if count:
+                    prefill.run(TOKENS[first : first + count], first)
+                for at in (first + count - 1, first + count) if count else (0,):
+                    for _ in range(3):
+                        states.write(0, State(position=at, token=TOKENS[at], limit=64, active=1))
+                        step.wait(step.run())
+                        assert far(floats(model.device, plan.logits, QWEN.vocab), expected[at]) < 0.02, at
+        states.close()
+
+
+@pytest.mark.board
+@pytest.mark.long
+@pytest.mark.parametrize("same", [False, True])
+def test_sequences_of_a_batch_have_states_of_their_own(
+    path: Path, device: str, expected: np.ndarray, same: bool
+) -> None:
+    """One after the other in the same slot, too, which has the state of the one before."""
+    with (
+        PackedModel.load(path, device) as model,
+        Batch(model, slots=3, positions=CONTEXT, sizes=(CHUNK,), same=same) as batch,
+    ):
+        other = batch.join(TOKENS[:100])
+        for count in (140, 1, 2, 90):
+            member = batch.join(TOKENS[:count], limit=count)
+            while not member.finished:
+                batch.step()
+            assert other.tokens
+            assert not other.finished
+            logits = floats(model.device, batch.logits, 3 * QWEN.vocab).reshape(3, -1)
+            assert far(logits[member.slot], expected[count - 1]) < 0.02
+        reference = Reference(path)
+        logits = reference.logits([*TOKENS[:100], *other.tokens])[99:-1]
+        chosen = logits[np.arange(len(other.tokens)), other.tokens]
+        assert (logits.max(axis=1) - chosen <= 0.02 * logits.std()).all()
+
+
+@pytest.mark.board
+def test_tinygrads_operations_take_a_token_at_a_time(path: Path, device: str, expected: np.ndarray) -> None:
+    running = Session(Model.load(path, device), CONTEXT, cache_dtype=dtypes.float32, chunk=CHUNK, short=8)
+    assert far(running.feed_all(TOKENS[:40]), expected[:40]) < 0.02
+    for keep, more in ((40, 1), (40, 2), (30, 2), (0, 3)):
+        running.reset(keep)
+        assert far(running.feed(TOKENS[keep : keep + more]), expected[keep + more - 1]) < 0.02
+        assert running.tokens == TOKENS[: keep + more]
