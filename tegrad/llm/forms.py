@@ -69,6 +69,11 @@ FORMS: Final = (
         between=("```json",),
     ),
     Form(
+        "qwen-xml", ("<tool_call>", "<function=", "<parameter="), ("<tool_call>", "<function="),
+        ("</function>", "</tool_call>"), call="<tool_call>\n<function=NAME>\nARGS\n</function>\n</tool_call>",
+        join="\n", between=(">",), parameter=("<parameter=", ">\n", "\n</parameter>"),
+    ),
+    Form(
         "hermes", ("<tool_call>",), ("<tool_call>", "<tools>", "```json"), ("</tool_call>", "</tools>", "```"),
         call='<tool_call>\n{"name": "NAME", "arguments": ARGS}\n</tool_call>', join="\n",
     ),

@@ -17,6 +17,12 @@ T = TypeVar("T")
 
 MOST_PYTHON: Final = 1 << 16
 """Characters of calls written in Python."""
+MOST_WALKED: Final = 4 * MOST_PYTHON
+"""Those of an answer that turned out to be none, or which, looked at again and again."""
+PARAMETER: Final = re.compile(r"""\s*([^\s=(),'"\[\]{}]+)\s*=(?!=)""")
+"""A parameter's name, in a call as Python writes it."""
+LINE_IN_STRING: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+"""A string of Python's, which may have lines in it."""
 MOST_WORD: Final = 256
 _LINE: Final = ("\n",)
 """What stands between a name and arguments in forms that have no other mark there, nor an id."""
@@ -137,7 +143,7 @@ class Reader:
         """How far that was looked at."""
         self._ended = False
         self._events: list[Event] = []
-        self._calls = 0
+        self._calls = self._walked = 0
         self._lead = ""
         """Spaces that the answer begins with, told with its first word."""
         self._fresh, self._strip = True, False
@@ -307,7 +313,7 @@ class Reader:
             yield from self._list()
         else:
             yield from self._lines(begin)
-        for name, arguments in _python_calls("[" * listed + self._text[begin : self._at], self._names):
+        for name, arguments in _Calls("[" * listed + self._text[begin : self._at], self._names).read():
             self._begin(name, self._at)
             self._events.append(Arguments(self._calls - 1, arguments))
 
@@ -316,7 +322,8 @@ class Reader:
         depth, quote, begin = 1, "", self._at
         while depth:
             letter = yield from self._letter()
-            if not letter or self._at - begin > MOST_PYTHON:
+            self._walked += 1
+            if not letter or self._at - begin > MOST_PYTHON or self._walked > MOST_WALKED:
                 raise _NoCall
             self._at += 1 + (letter == "\\")
             if quote:
@@ -597,26 +604,88 @@ def _types(schema: object, text: str) -> set[str]:
     return found.union(*(_types(one, text) for choice in choices if isinstance(choice, list) for one in choice))
 
 
-def _python_calls(source: str, names: Collection[str]) -> list[tuple[str, str]]:
-    """Names and arguments of calls of known functions by names of parameters, one a line, in a list, or printed."""
-    try:
-        body = ast.parse(source.strip()).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise _NoCall from None
-    found = []
-    for line in body:
-        value = line.value if isinstance(line, ast.Expr) else None
-        for call in value.elts if isinstance(value, ast.List) else [value]:
-            if isinstance(call, ast.Call) and ast.unparse(call.func) == "print" and len(call.args) == 1:
-                call = call.args[0]
-            if not isinstance(call, ast.Call) or call.args or ast.unparse(call.func) not in names:
+class _Calls:
+    """Calls of known functions as Python writes them, in a list, one a line, or printed; but names, of functions and of
+    parameters, may have letters that Python's have not, and strings may have lines in them."""
+
+    def __init__(self, source: str, names: Collection[str]) -> None:
+        self._source, self._names, self._at = source, sorted(names, key=len, reverse=True), 0
+
+    def read(self) -> list[tuple[str, str]]:
+        """Names and arguments of all of them; no call where there is anything else."""
+        found: list[tuple[str, str]] = []
+        while self._spaces(";") < len(self._source):
+            if not self._take("["):
+                found.append(self._call())
+                continue
+            while not self._take("]"):
+                found.append(self._call())
+                if not self._take(",") and self._source[self._at : self._at + 1] != "]":
+                    raise _NoCall
+        return found
+
+    def _call(self) -> tuple[str, str]:
+        printed = "print" not in self._names and self._take("print") and self._take("(")
+        self._spaces()
+        name = next((one for one in self._names if self._source.startswith(one, self._at)), None)
+        if name is None:
+            raise _NoCall
+        self._at += len(name)
+        if not self._take("("):
+            raise _NoCall
+        given: dict[str, Any] = {}
+        while not self._take(")"):
+            found = PARAMETER.match(self._source, self._at)
+            if found is None:
                 raise _NoCall
-            try:
-                given = {one.arg: ast.literal_eval(_JsonNames().visit(one.value)) for one in call.keywords}
-                found.append((ast.unparse(call.func), json.dumps(given, ensure_ascii=False)))
-            except (TypeError, ValueError, RecursionError, MemoryError):
-                raise _NoCall from None
-    return found
+            self._at = found.end()
+            given[found[1]] = self._value()
+            self._take(",")
+        if printed and not self._take(")"):
+            raise _NoCall
+        return name, _paired(json.dumps(given, ensure_ascii=False))
+
+    def _value(self) -> Any:
+        """A value, up to the comma or the bracket behind it."""
+        begin, depth, quote = self._at, 0, ""
+        while self._at < len(self._source):
+            letter = self._source[self._at]
+            if quote:
+                self._at += letter == "\\"
+                quote = "" if letter == quote else quote
+            elif letter in "'\"":
+                quote = letter
+            elif letter in "([{":
+                depth += 1
+            elif letter in ")]}" and depth:
+                depth -= 1
+            elif letter in ",)]}" and not depth:
+                break
+            self._at += 1
+        text = LINE_IN_STRING.sub(lambda found: found[0].replace("\n", "\\n"), self._source[begin : self._at])
+        try:
+            return ast.literal_eval(_JsonNames().visit(ast.parse(text.strip(), mode="eval")))
+        except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
+            raise _NoCall from None
+
+    def _take(self, text: str) -> bool:
+        """Go behind a text, if it follows spaces."""
+        self._spaces()
+        if not self._source.startswith(text, self._at):
+            return False
+        self._at += len(text)
+        return True
+
+    def _spaces(self, more: str = "") -> int:
+        """Go behind spaces, and these letters; where that is."""
+        while self._source[self._at : self._at + 1].isspace() or self._source[self._at : self._at + 1] in {*more}:
+            self._at += 1
+        return self._at
+
+
+def _paired(text: str) -> str:
+    """A text in which halves of a character that stand beside each other are that one, and others say so."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class _JsonNames(ast.NodeTransformer):

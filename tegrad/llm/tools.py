@@ -263,7 +263,8 @@ def _written(form: Form, function: Mapping[str, Any]) -> str:
     given = function["arguments"]
     if form.earlier is not None and isinstance(given, Mapping):
         words = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in given.items())
-        return form.earlier.replace("NAME", function["name"]).replace("WORDS", words)
+        head, _, tail = form.earlier.rpartition("WORDS")
+        return head.replace("NAME", function["name"]) + words + tail
     head, _, tail = form.call.rpartition("ARGS")
     return head.replace("NAME", function["name"]) + json.dumps(given, ensure_ascii=False) + tail
 

@@ -438,6 +438,43 @@ def test_calls_are_texts_in_a_template_that_knows_tools_and_no_calls() -> None:
     assert made[0] == TALK[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments", "written"),
+    [
+        ("mail-search", {"q": "x"}, '[mail-search(q="x")]'),
+        ("search", {"from": "bob", "max-results": 3}, '[search(from="bob", max-results=3)]'),
+        ("COUNT_WORDS", {"a": 1}, "[COUNT_WORDS(a=1)]"),
+        ("NAME", {"class": {"x": [None, True]}}, '[NAME(class={"x": [null, true]})]'),
+        ("print", {}, "[print()]"),
+    ],
+)
+def test_a_call_of_any_name_is_read_as_it_is_written(name: str, arguments: Any, written: str) -> None:
+    form, tools = Format.of(LFM2, SHIPPED), [{"type": "function", "function": {"name": name, "parameters": {}}}]
+    call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    (said,) = form.messages([{"role": "assistant", "content": "", "tool_calls": [call]}], tools)
+    assert said["content"] == f"<|tool_call_start|>{written}<|tool_call_end|>"
+    reader = form.reader(tools)
+    (found,) = Said.of(reader.push(said["content"]) + reader.finish()).calls
+    assert (found.name, json.loads(found.json)) == (name, arguments)
+
+
+@pytest.mark.parametrize(
+    "call", ["add(1)", "add(a=1, x" + ".a" * 900 + "(b=1))", "add(a=f(2))", "add(a=)", "add(a=1", "rm(a=1)", "add[a=1]",
+             "add(a=1) + add(a=2)", "add(a==1)"],
+)  # fmt: skip
+def test_what_is_no_call_in_python_is_text(call: str) -> None:
+    reader, answer = Format.of(LFM2, SHIPPED).reader(TOOLS), f"<|tool_call_start|>[{call}]<|tool_call_end|>"
+    said = Said.of(reader.push(answer) + reader.finish())
+    assert (said.calls, said.text) == ((), answer)
+
+
+def test_marks_again_and_again_are_not_looked_at_for_ever() -> None:
+    begun, reader = process_time(), Format.of(LFM2, SHIPPED).reader(TOOLS)
+    answer = "<|tool_call_start|>[add(" * 3000
+    assert Said.of(reader.push(answer) + reader.finish()).text == answer
+    assert process_time() - begun < 8  # 1 s here; 32 s before
+
+
 def test_earlier_calls_of_lfm2_are_written_as_python() -> None:
     made = Format.of(LFM2, SHIPPED).messages(TALK, TOOLS)
     assert made[1] == {"role": "assistant", "content": '<|tool_call_start|>[add(a=1, b="x")]<|tool_call_end|>'}

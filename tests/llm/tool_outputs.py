@@ -31,6 +31,10 @@ COHERE = (
 )
 LFM2 = "{%- for tool in tools -%}<|tool_list_start|>{%- endfor -%}<|tool_list_end|>{{ content }}"
 LFM2_5 = '{%- if tools -%}{{ "List of tools: [" }}{%- endif -%}{{ content.split("</think>") }}<think>'
+QWEN_XML = (
+    "{%- for tool in tools %}{{ '<tool_call>\\n<function=name>\\n<parameter=key>\\nvalue\\n</parameter>' }}{% endfor %}"
+    "{{ message.tool_calls }}<think></think>"
+)
 WEATHER = ("get_weather", {"city": "Paris"})
 ADD = ("add", {"a": 1, "b": [2.5, None, True]})
 
@@ -210,6 +214,19 @@ RECORDED = {
         "<|END_ACTION|>",
         (WEATHER,),
     ),
+    "qwen 3.5 thinks and calls twice": Recorded(
+        QWEN_XML,
+        "I look it up.\n</think>\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
+        "</function>\n</tool_call>\n<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n"
+        "[2.5, null, true]\n</parameter>\n</function>\n</tool_call>",
+        (WEATHER, ADD), thought="I look it up.", opened=True,
+    ),
+    "qwen 3.5, a text in lines": Recorded(
+        QWEN_XML,
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\n\nParis\n  or </p>\n\n</parameter>\n</function>\n"
+        "</tool_call>",
+        (("get_weather", {"city": "\nParis\n  or </p>\n"}),),
+    ),
     "lfm2 calls twice": Recorded(
         LFM2, '<|tool_call_start|>[get_weather(city="Paris"), add(a=1, b=[2.5, None, True])]<|tool_call_end|>'
         "I look it up.",
@@ -218,6 +235,12 @@ RECORDED = {
     "lfm2.5 thinks and calls": Recorded(
         LFM2_5, "<think>Paris it is.</think>\n<|tool_call_start|>[get_weather(city='Paris')]<|tool_call_end|>",
         (WEATHER,), thought="Paris it is.",
+    ),
+    "lfm2, strings of any letters, and in lines": Recorded(
+        LFM2, "<|tool_call_start|>[get_weather(city='a, (b] \\'c\\' \\ud83d\\ude00\nd'),\n"
+        "add(a=-1.5, b={'c': [True, null]})]"
+        "<|tool_call_end|>",
+        (("get_weather", {"city": "a, (b] 'c' \U0001f600\nd"}), ("add", {"a": -1.5, "b": {"c": [True, None]}})),
     ),
     "lfm2.5, JSON": Recorded(
         LFM2_5, 'Sure.<|tool_call_start|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]<|tool_call_end|>',

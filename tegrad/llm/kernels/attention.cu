@@ -23,6 +23,13 @@
 #endif
 #include "attention.cuh"
 
+#if GATED  // a head's query and its gates
+#define PRODUCED (2 * HEADS)
+#define GROUP_PITCH (2 * OUTPUTS)
+#else
+#define PRODUCED HEADS
+#define GROUP_PITCH OUTPUTS
+#endif
 #ifndef ROPE_POSITIONS
 #define ROPE_POSITIONS POSITIONS
 #endif
@@ -44,15 +51,13 @@ attention(const State *states, const float *qkv, const float *q_norm, const floa
     const int position = state.position;
     if (!state.active) return;
     const int cached = head / (KV_HEADS / KEY_HEADS), row = sequence * KEY_HEADS + cached;
-    constexpr int QUERIES = KV_HEADS * GROUP * QUERY_PITCH;
-    const float *mine = qkv + (size_t)sequence * (QUERIES + 2 * KEY_HEADS * HEAD_DIM);
-    const float *queries = mine + head * GROUP * QUERY_PITCH;
+    const float *mine = qkv + (size_t)sequence * (PRODUCED + 2 * KEY_HEADS) * HEAD_DIM;
     const size_t output = (size_t)index * OUTPUTS;
     const Output out = {
         OUTPUT_X ? x + output : nullptr, OUTPUT_Q ? q + output : nullptr, OUTPUT_Q ? s + output / 16 : nullptr,
         OUTPUT_H ? (__half *)x + output : nullptr,
 #if GATED
-        queries + HEAD_DIM,
+        mine + head * GROUP_PITCH + HEAD_DIM,
 #endif
     };
 #if BLOCK_POSITIONS
@@ -61,7 +66,8 @@ attention(const State *states, const float *qkv, const float *q_norm, const floa
     const Side keys = side(k, k_scale, row, position), values = side(v, v_scale, row, position);
 #endif
     split(shared, keys, values, blockIdx.x, position,
-          queries, mine + QUERIES + cached * HEAD_DIM, mine + QUERIES + (KEY_HEADS + cached) * HEAD_DIM,
+          mine + head * GROUP_PITCH, mine + (PRODUCED + cached) * HEAD_DIM,
+          mine + (PRODUCED + KEY_HEADS + cached) * HEAD_DIM,
           q_norm + (QK_NORM == 2 ? head * OUTPUTS : 0), k_norm + (QK_NORM == 2 ? cached * HEAD_DIM : 0),
           rope + (size_t)position * ROPE_PAIRS, (size_t)ROPE_POSITIONS * ROPE_PAIRS,
           workspace + (size_t)index * SPLITS * SPLIT_FLOATS, counters + index, out, threadIdx.x,

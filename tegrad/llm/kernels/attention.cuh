@@ -53,6 +53,11 @@
 #ifndef GATED
 #define GATED 0
 #endif
+#if GATED
+#define QUERY_PITCH (2 * HEAD_DIM)  // from a head's query to the next one's
+#else
+#define QUERY_PITCH HEAD_DIM
+#endif
 #ifdef SCORE_CAP
 #define CAPPED 1
 #else
@@ -82,7 +87,6 @@ constexpr int KEPT = LOADS > LANES ? LOADS / LANES : 1;  // scores of a head and
 constexpr int COPIES = LANES > LOADS ? LANES / LOADS : 1;  // lanes that keep the same score
 constexpr int GROUP_SLOTS = GROUP <= 1 ? 1 : GROUP <= 2 ? 2 : GROUP <= 4 ? 4 : (GROUP + 3) / 4 * 4;
 constexpr int OUTPUTS = GROUP * HEAD_DIM;
-constexpr int QUERY_PITCH = HEAD_DIM * (1 + GATED);  // from a head's query to the next one's
 constexpr int SPLIT_FLOATS = OUTPUTS + 2 * GROUP;
 constexpr int PAIR_TURNS = (HEAD_DIM / 2 + 31) / 32;
 #ifdef SPLIT_ROWS

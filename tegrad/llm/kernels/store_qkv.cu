@@ -33,8 +33,12 @@ extern "C" __global__ void store_qkv(
 #endif
     if (token >= chunk->count || head >= HEADS + 2 * KV_HEADS) return;
     const int position = chunk->start + token;
-    const int before = head < HEADS ? head * (1 + GATED) : head + HEADS * GATED;
-    const float *in = qkv + ((size_t)token * (HEADS * (1 + GATED) + 2 * KV_HEADS) + before) * HEAD_DIM;
+#if GATED
+    const int before = head < HEADS ? 2 * head : head + HEADS;
+    const float *in = qkv + ((size_t)token * (2 * HEADS + 2 * KV_HEADS) + before) * HEAD_DIM;
+#else
+    const float *in = qkv + ((size_t)token * (HEADS + 2 * KV_HEADS) + head) * HEAD_DIM;
+#endif
     float *row = rows[warp];
     if (head < HEADS + KV_HEADS) {
         const float *turn = rope + (size_t)position * ROPE_PAIRS;
