@@ -24,14 +24,15 @@ def made_bytes(op: Mixer) -> int:
     return 4 * (op.channels + 2 * op.heads) if isinstance(op, Delta) else 0
 
 
-def _macros(config: Config, op: Delta, kept: LayerCache) -> dict[str, Any]:
+def macros(config: Config, op: Delta, rows: int) -> dict[str, Any]:
+    """Macros of delta.cuh, with a ring of so many rows; UnsupportedModelError for heads that it does not take."""
     if op.width not in WIDTHS:
         raise UnsupportedModelError(
             f"heads of {op.width} of a delta net are not run: {', '.join(map(str, WIDTHS))} are"
         )
     return {
-        "HEADS": op.heads, "KEY_HEADS": op.key_heads, "WIDTH": op.width, "TAPS": op.taps, "ROWS": kept.rows,
-        "EPS": number((config.own or config).eps),
+        "DELTA_HEADS": op.heads, "DELTA_KEYS": op.key_heads, "DELTA_WIDTH": op.width, "DELTA_TAPS": op.taps,
+        "DELTA_ROWS": rows, "DELTA_EPS": number((config.own or config).eps),
     }  # fmt: skip
 
 
@@ -47,7 +48,7 @@ def step(
     assert kept.state is not None
     own = [layer.vectors[spec.name] for spec in op.specs]
     buffers = (states, products, *own, kept.keys, kept.state, *out)
-    program = programs("delta", buffers=len(buffers), **_macros(config, op, kept), **form)
+    program = programs("delta", buffers=len(buffers), **macros(config, op, kept.rows), **form)
     return Launch(program, buffers, (op.heads, rows, 1), (4 * op.width, 1, 1))
 
 
@@ -64,8 +65,8 @@ def chunk(
         ((op.heads, op.width // 32, 1), 128),
         ((tokens, op.heads, 1), op.width),
     )
-    launches, macros = list[Launch](), _macros(config, op, kept)
+    launches, sizes = list[Launch](), macros(config, op, kept.rows)
     for stage, (grid, threads) in enumerate(forms):
-        program = programs("delta_rows", buffers=len(buffers), STAGE=stage, OUTPUT_H=1, OVERLAP=overlap, **macros)
+        program = programs("delta_rows", buffers=len(buffers), STAGE=stage, OUTPUT_H=1, OVERLAP=overlap, **sizes)
         launches.append(Launch(program, buffers, grid, (threads, 1, 1)))
     return launches

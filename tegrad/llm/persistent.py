@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.hw.chips import Chip, by_arch
+from tegrad.llm import delta
 from tegrad.llm.arch import Config
 from tegrad.llm.attention import Scoring
 from tegrad.llm.biases import Biases
@@ -26,7 +27,7 @@ from tegrad.llm.closing import Closing
 from tegrad.llm.errors import UnsupportedModelError, UntunedChipError
 from tegrad.llm.formats import FORMATS, PLAIN, SEGMENT, SET, BlockType
 from tegrad.llm.macros import ACTIVATIONS, QK_NORMS, ROPES, number
-from tegrad.llm.network import Add, Attend, Block, Convolve, Gate, Norm, NormKind, Project
+from tegrad.llm.network import Add, Attend, Block, Convolve, Delta, Gate, Norm, NormKind, Project
 from tegrad.llm.network import Network as Operations
 from tegrad.llm.packed import PackedMatrix, PackedModel
 from tegrad.llm.programs import load_kernel
@@ -214,6 +215,11 @@ class Persistent:
         if model.convolves:
             rings = {layer.ring for layer in net.layers} - {0}
             made |= {"TAPS": max(op.window for op in model.mixers if isinstance(op, Convolve)), "TAP_ROWS": max(rings)}
+        if model.attends[0].gated:
+            made["GATED"] = 1
+        for op, layer in zip(model.mixers, net.layers, strict=True):
+            if isinstance(op, Delta):
+                made |= delta.macros(config, op, layer.ring)
         if turns := max(layer.turn for layer in net.layers):
             made["ANGLE_TABLES"] = 1 + turns
         given = {
@@ -412,7 +418,7 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
             Layer(
                 matrices, vectors, {one.role: biases.of(at, one) for one in net.blocks[at]},
                 kept.keys.va_addr, kept.values.va_addr, kept.key_scales.va_addr, kept.value_scales.va_addr,
-                *((0, 0, 0, kept.rows) if not isinstance(op, Attend)
+                *((0, 0, 0, kept.rows, 0 if kept.state is None else kept.state.va_addr) if not isinstance(op, Attend)
                   else (ropes.index(op.rope), kept.rows if any(windows) else 0, windows[at])),
             )
         )  # fmt: skip
@@ -425,16 +431,17 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
 def check_block(config: Config) -> None:
     """UnsupportedModelError where a model's block is not the one that the kernel runs: one of RMS norms, or of layer
     norms without a bias where there is a gate, and rotated heads, alike in all layers but for windows and angles. Where
-    it is parallel, both that read the stream have the same layer norm. Those that convolve do so with RMS norms before
-    blocks alone, and as many elements as heads mix."""
+    it is parallel, both that read the stream have the same layer norm. What stands in the place of attention does so
+    with RMS norms before blocks alone, and as many elements as heads mix."""
     net, turned = config.network, turning(config.network)
-    if net.runs_along or turned.gated:
-        raise UnsupportedModelError(f"the persistent step does not run {config.arch.name}: its states run along")
     alike = [replace(turned, rotation=op.rotation, rope=op.rope, window=op.window) for op in net.attends]
     widths = {op.rope.dim for op in net.attends if op.rotation != "none"}
     if alike != list(net.attends) or len(widths) > 1:
         raise UnsupportedModelError(f"the persistent step does not run {config.arch.name}: its layers differ")
-    apart = net.convolves and (net.sets_apart or net.parallel or config.size("mixed") != config.dim)
+    other = {config.size("mixed")} != {config.dim if isinstance(op, Convolve) else op.heads * op.width
+                                       for op in net.mixers if not isinstance(op, Attend)}  # fmt: skip
+    apart = len(net.attends) < net.layers and (net.sets_apart or net.parallel or other)
+    apart = apart or (turned.gated and turned.norms == "whole")
     known = all(_known_block(net, block) for block in net.blocks) and not apart
     if turned.rotation != "none" and net.embed.positions is None and known:
         return
@@ -446,7 +453,13 @@ def check_block(config: Config) -> None:
 def _known_block(net: Operations, block: Block) -> bool:
     """Whether the kernel runs the block's operations in their order, with the norms that they have."""
     match block:
-        case (Project() as project, Attend() | Convolve(), Add(reads="mixed") as first, Gate() as gated, Add() as last):
+        case (
+            Project() as project,
+            Attend() | Convolve() | Delta(),
+            Add(reads="mixed") as first,
+            Gate() as gated,
+            Add() as last,
+        ):
             alike = _kind(project.norm) == _kind(gated.norm) and _kind(first.norm) == _kind(last.norm)
         case (Project() as project, Gate() as gated, Attend(), Add(reads="hidden") as first, Add() as last):
             alike = net.by_mean and project.norm == gated.norm

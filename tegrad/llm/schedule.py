@@ -32,7 +32,7 @@ from tegrad.llm.arch import Config
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import LANE_WEIGHTS, PLAIN, SEGMENT, BlockType
 from tegrad.llm.macros import group_counts
-from tegrad.llm.network import Add, Attend, Convolve, Gate, Logits, Project, Spec
+from tegrad.llm.network import Add, Attend, Convolve, Delta, Gate, Logits, Project, Spec
 from tegrad.llm.network import Network as Operations
 from tegrad.llm.network import Op as Operation
 
@@ -80,6 +80,8 @@ class Op(IntEnum):
     """What the CTA set apart, normed by all CTAs' sums of squares or without its mean, added to the residual stream."""
     CONVOLVE = 10
     """Products of three vectors' rows, convolved with those of earlier tokens; the ring has this token's then."""
+    DELTA = 11
+    """A head of a gated delta net, from its products to what comes of it; its state and the ring go on."""
 
 
 class Vector(IntEnum):
@@ -136,6 +138,8 @@ class Layer:
     """Positions that are attended to, the token's own included; 0: all of them."""
     ring: int = 0
     """Rows of what a layer that convolves keeps, which then lies at `keys`."""
+    state: int = 0
+    """A delta net's."""
 
     def vector(self, spec: Spec | None) -> int:
         """The address of a norm's weights, 0 where there is none."""
@@ -173,8 +177,13 @@ class Network:
     @cached_property
     def sizes(self) -> dict[Vector, int]:
         """Elements of each vector but TOP and SQUARES, which have a unit for each CTA."""
-        names = {Vector.X: "dim", Vector.QKV: "query+key+value", Vector.MIXED: "mixed", Vector.HIDDEN: "ffn"}
-        return {vector: self.config.size(name) for vector, name in names.items()}
+        config = self.config
+        return {
+            Vector.X: config.dim,
+            Vector.QKV: config.projected,
+            Vector.MIXED: config.mixed,
+            Vector.HIDDEN: config.ffn,
+        }
 
 
 class Span(NamedTuple):
@@ -523,6 +532,8 @@ class _Builder:
                 self.product(Op.PROJECT, Vector.X, Vector.QKV, matrices, floats=True)
             case Attend():
                 self.attend()
+            case Delta():
+                self.delta(op)
             case Gate():
                 self.product(Op.GATE, Vector.X, Vector.HIDDEN, matrices, floats=self.floats())
             case Add() if not self.network.model.sets_apart:
@@ -546,6 +557,17 @@ class _Builder:
                 row[cta] = Instruction(Op.ATTEND, stage, cta, layer, waits, (), output, head, split)
         self.add(Op.ATTEND, row, floats=self.floats())
 
+    def delta(self, op: Delta) -> None:
+        layer, stage = self.layer, len(self.stages)
+        if op.heads > self.ctas:
+            raise UnsupportedModelError(f"{op.heads} heads of a delta net need as many CTAs, there are {self.ctas}")
+        row = [Instruction(Op.NOTHING, stage, cta, layer) for cta in range(self.ctas)]
+        for head in range(op.heads):
+            waits = tuple(self.wait(span) for span in delta_spans(op, head))
+            output = Span(Vector.MIXED, head * op.width, op.width)
+            row[head] = Instruction(Op.DELTA, stage, head, layer, waits, (), output, head)
+        self.add(Op.DELTA, row, floats=self.floats())
+
     def wait_all(self, vector: Vector) -> Wait:
         """Wait for the latest unit of each CTA that writes one."""
         last = self.wait(Span(vector, 0, 1))
@@ -560,15 +582,27 @@ class _Builder:
 
 
 def head_spans(net: Network, head: int, head_groups: int) -> tuple[Span, Span, Span]:
-    """The queries of a share of a KV head's query heads, the key and the value."""
+    """The queries of a share of a KV head's query heads, with their gates if they have any, the key and the value."""
     config = net.config
-    wide = config.group // head_groups * config.head_dim
-    key = config.heads * config.head_dim + head // head_groups * config.head_dim
+    pitch = config.head_dim * (1 + net.model.attends[0].gated)
+    wide = config.group // head_groups * pitch
+    key = config.heads * pitch + head // head_groups * config.head_dim
     return (
         Span(Vector.QKV, head * wide, wide),
         Span(Vector.QKV, key, config.head_dim),
         Span(Vector.QKV, key + config.kv_heads * config.head_dim, config.head_dim),
     )
+
+
+def delta_spans(op: Delta, head: int) -> tuple[Span, ...]:
+    """What a head of a delta net reads of its products: query, key, value and gates, and the units that have what its
+    beta and its decay are made of."""
+    own, wide, ends = head % op.key_heads, op.width, op.channels + op.heads * op.width
+    firsts = (own * wide, (op.key_heads + own) * wide, (2 * op.key_heads + head) * wide, op.channels + head * wide)
+    units = (at // UNIT * UNIT for at in (ends + head, ends + op.heads + head))
+    return (
+        *(Span(Vector.QKV, first, wide) for first in firsts), *(Span(Vector.QKV, first, UNIT) for first in units)
+    )  # fmt: skip
 
 
 def read_spans(net: Network, head: int, head_groups: int) -> tuple[Span, Span, Span]:
@@ -637,11 +671,13 @@ def needs(program: Program, ins: Instruction) -> tuple[Span, ...]:
         return ()
     if ins.op is Op.ATTEND:
         return read_spans(program.network, ins.head, program.head_groups)
+    does = program.stages[ins.stage].does
+    if isinstance(does, Delta):
+        return delta_spans(does, ins.head)
     if ins.op in _OF_ALL:
         writer, vector = _OF_ALL[ins.op]
         writers = sum(other.op is writer for other in program.stages[ins.stage - 1].instructions)
         return (Span(vector, 0, writers),)
-    does = program.stages[ins.stage].does
     source = SOURCE[does.reads] if isinstance(does, Add) else Vector.X
     return (Span(source, 0, ins.runs[0].matrix.columns),)
 
@@ -864,7 +900,7 @@ def _check_rows(program: Program, ins: Instruction) -> None:
         _check_left(program, ins)
     if ins.op is Op.CONVOLVE:
         _check_convolved(ins, program.network.config.dim)
-    if ins.output is None or ins.op in (Op.EMBED, Op.ATTEND, Op.LOGITS, Op.APART):
+    if ins.output is None or ins.op in (Op.EMBED, Op.ATTEND, Op.DELTA, Op.LOGITS, Op.APART):
         return
     of = program.stages[ins.stage - 1].instructions[ins.cta] if ins.op is Op.JOIN else ins
     if ins.op is Op.JOIN and (of.op is not Op.APART or run_rows(of) != (ins.output.first, ins.output.elements)):
@@ -925,7 +961,8 @@ wait2 and wait3 of its key and value, with the writers in the upper half); write
 output's elements, or the rows that logits or what is set apart have. ATTEND: runs hold the addresses of keys, values
 and both scales (the last as `extra`), norm and bias the norms of query and key; columns is which table of angles;
 segments and format of runs[0] the rows of the cache and how many positions of it a token attends to at most. EMBED:
-runs[0] is the embedding. CONVOLVE: norm is the kernel, extra the ring. norm: the norm that follows the written stream.
+runs[0] is the embedding. CONVOLVE: norm is the kernel, extra the ring. DELTA: runs hold the addresses of kernel, ring
+and state, norm, bias and extra are its norm, its bias and its decay. norm: the norm that follows the written stream.
 bias: of the rows; JOIN: the norm of what is added, or where that loses its mean, its bias.
 """
 
@@ -1003,6 +1040,9 @@ def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[st
         bias = net.output_bias
     elif isinstance(does, Convolve):
         extra, norm = layer.keys, layer.vector(does.kernel)
+    elif isinstance(does, Delta):
+        extra, norm, bias = (layer.vector(spec) for spec in (does.decay, does.norm, does.bias))
+        no_runs = [layer.vector(does.kernel), 0, 0, layer.keys, 0, 0, layer.state, 0, 0]
     elif isinstance(does, Attend):
         seen = layer.window - 1 if layer.window else ALL_POSITIONS
         no_runs = [layer.keys, layer.rows, seen if layer.rows else 0, layer.values, 0, 0, layer.key_scales, 0, 0]

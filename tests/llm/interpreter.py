@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.llm.formats import PLAIN, SET
-from tegrad.llm.network import Add, Attend, Convolve, Gate, Logits, Norm, Project, Spec
-from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, Floats, capped, unit
+from tegrad.llm.network import Add, Attend, Convolve, Delta, Gate, Logits, Norm, Project, Spec
+from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, Floats, capped, sigmoid, softplus, unit
 from tegrad.llm.schedule import (
     FLOAT_UNIT,
     QUANTIZED_UNIT,
@@ -171,8 +171,14 @@ class Interpreter:
         self.config, self.model = net.config, net.model
         shapes = [(net.config.kv_heads, layer.rows or positions, net.config.head_dim) for layer in net.layers]
         self.keys, self.values = ([np.zeros(shape, np.float16) for shape in shapes] for _ in range(2))
-        self.rings = [np.zeros((layer.ring, net.config.dim), np.float32) for layer in net.layers]
+        mixers = net.model.mixers
+        wide = [0 if isinstance(op, Attend) else net.config.convolved(op) for op in mixers]
+        self.rings = [np.zeros((layer.ring, size), np.float32) for layer, size in zip(net.layers, wide, strict=True)]
         """What layers that convolve keep."""
+        self.states = [
+            np.zeros((2, op.heads, op.width, op.width) if isinstance(op, Delta) else 0, np.float32) for op in mixers
+        ]
+        """Of delta nets, before positions that are even and odd, by values and keys."""
         self.logits = np.zeros(net.output.rows, np.float32)
         self.begin(0, 0)
 
@@ -212,6 +218,8 @@ class Interpreter:
                 self._attend(ins, does)
             case Convolve():
                 self._convolve(ins, does)
+            case Delta():
+                self._delta(ins, does)
             case Gate():
                 y = self._products(ins, Vector.X) * self._factor(does.norm)
                 gate, *up = y.reshape(len(does.matrices), -1)
@@ -337,6 +345,33 @@ class Interpreter:
             total += ring[(self.position - back) % len(ring), rows] * columns[op.taps - 1 - back]
         self._hand(ins, second * total)
 
+    def _delta(self, ins: Instruction, op: Delta) -> None:
+        wide, ring = op.width, self.rings[ins.layer]
+        vectors, states = self.weights.vectors[ins.layer], self.states[ins.layer]
+        spans = [
+            self.vectors[Vector.QKV].floats[wait.span.first : wait.span.end].astype(np.float64) for wait in ins.waits
+        ]
+        own, head, at = ins.head % op.key_heads, ins.head, self.position
+        firsts = (own, op.key_heads + own, 2 * op.key_heads + head)
+        convolved = []
+        for first, fresh in zip(firsts, spans, strict=False):
+            channels = slice(first * wide, (first + 1) * wide)
+            ring[at % len(ring), channels] = fresh
+            columns = vectors[op.kernel.name][channels].T
+            total = sum(ring[(at - back) % len(ring), channels] * columns[op.taps - 1 - back]
+                        for back in range(min(op.taps, at + 1)))  # fmt: skip
+            convolved.append(ACTIVATIONS["silu"](np.asarray(total, np.float64)))
+        query, key, value = convolved
+        query, key = (x / np.sqrt((x * x).sum() + self.config.eps) for x in (query, key))
+        ends = op.channels + op.heads * wide
+        beta, decay = spans[4][(ends + head) % UNIT], spans[5][(ends + op.heads + head) % UNIT]
+        decay = np.exp(vectors[op.decay.name][head] * softplus(decay + vectors[op.bias.name][head]))
+        state = (states[at % 2, head].astype(np.float64) if at else np.zeros((wide, wide))) * decay
+        state += np.outer((value - state @ key) * sigmoid(beta), key)
+        states[(at + 1) % 2, head] = state
+        normed = unit(state @ query / np.sqrt(wide), self.config.eps) * vectors[op.norm.name]
+        self._hand(ins, normed * ACTIVATIONS["silu"](spans[3]))
+
     def _attend(self, ins: Instruction, op: Attend) -> None:
         net, head_dim = self.program.network, self.config.head_dim
         layer, groups = net.layers[ins.layer], self.program.head_groups
@@ -350,6 +385,7 @@ class Interpreter:
         spans = head_spans(net, ins.head, groups)
         own_heads: list[Floats] = [qkv[span.first : span.end].reshape(-1, head_dim) for span in spans]
         query, key, value = own_heads
+        query, gates = (query[::2], query[1::2]) if op.gated else (query, None)
         all_queries, all_keys, _ = (qkv[wait.span.first : wait.span.end] for wait in ins.waits)
         first, rotate = ins.head * len(query), partial(self._rotate, ins.layer, op)
         queries = op.prepared(query, lambda x: self._normed(ins.layer, x, op.query_norm, first, all_queries), rotate)
@@ -372,7 +408,8 @@ class Interpreter:
             share = [np.exp(part[2] - best) for part in met.values()]
             mixed = np.sum([part[0] * by for part, by in zip(met.values(), share, strict=True)], axis=0)
             total = np.sum([part[1] * by for part, by in zip(met.values(), share, strict=True)], axis=0)
-            self._hand(ins, (mixed / total).reshape(-1))
+            made = mixed / total if gates is None else mixed / total * sigmoid(gates)
+            self._hand(ins, made.reshape(-1))
 
 
 def _rows(ins: Instruction) -> slice:

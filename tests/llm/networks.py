@@ -11,9 +11,9 @@ import packs
 from interpreter import Weights
 from numpy.typing import NDArray
 
-from tegrad.llm.arch import GEMMA3, LFM2, LLAMA, OLMO2, QWEN3, Config, LayerForm
+from tegrad.llm.arch import GEMMA3, LFM2, LLAMA, OLMO2, QWEN3, QWEN3_5, Config, LayerForm
 from tegrad.llm.formats import Q6_K, BlockType
-from tegrad.llm.network import Convolve, Mixer
+from tegrad.llm.network import Attend, Convolve, Delta, Mixer
 from tegrad.llm.packing import segments
 from tegrad.llm.persistent import angle_tables
 from tegrad.llm.rope import UNTURNED, Rope, Temperature
@@ -66,6 +66,8 @@ class Shape:
     ring: int = 64
     taps: int = 0
     """Of every other layer, from the first on, which convolves with a ring of so many rows."""
+    delta: tuple[int, int, int] = (0, 0, 0)
+    """Heads, heads of keys and their elements of such layers, which are delta nets then; what others mix is gated."""
     score_cap: float | None = None
     logit_cap: float | None = None
     embedding_scale: float = 1.0
@@ -99,12 +101,15 @@ class Shape:
             within = LayerForm(replace(rope, scale=1.7), self.window)
             forms = tuple(LayerForm(rope) if at % 2 else within for at in range(self.layers))
         if self.taps:
-            arch = replace(arch, instead=LFM2.instead)
+            arch = replace(arch, instead=(QWEN3_5 if self.delta[0] else LFM2).instead)
+            if self.delta[0]:
+                arch = replace(arch, gated=True, qkv=QWEN3_5.qkv)
             forms = tuple(LayerForm(rope, instead=at % 2 == 0) for at in range(self.layers))
         return Config(
             arch, self.vocab, self.positions, self.layers, self.dim, self.ffn, self.heads, self.kv_heads, self.head_dim,
             self.head_dim, self.eps, rope, forms, score_cap=self.score_cap, logit_cap=self.logit_cap,
             embedding_scale=self.embedding_scale, temperature=self.temperature, taps=self.taps,
+            delta_heads=self.delta[0], delta_keys=self.delta[1], state=self.delta[2],
         )  # fmt: skip
 
 
@@ -149,6 +154,12 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
         (mixer,) = (op for op in block if isinstance(op, Mixer))
         if isinstance(mixer, Convolve):
             parts = (("in", 3 * s.dim, s.kind),)
+        elif isinstance(mixer, Delta):
+            ends = mixer.heads * (mixer.width + 2)
+            parts = (("qkv", mixer.channels, s.kind), ("ends", ends, value_kind))
+            parts = parts if value_kind is not s.kind else (("all", mixer.channels + ends, s.kind),)
+        elif mixer.gated:
+            parts = (("q", 2 * wide, s.kind), ("k", narrow, s.kind), ("v", narrow, value_kind))
         elif s.joined and value_kind is s.kind:
             parts = (("qkv", wide + 2 * narrow, s.kind),)
         matrices = {"qkv": tuple(matrix(f"{name}{at}", rows, s.dim, kind) for name, rows, kind in parts)}
@@ -156,11 +167,12 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
         for op in block:
             for spec in op.specs:
                 if not spec.multiplied and len(spec.shape) > 1:
-                    address, values = vector(s.dim * s.taps, -1, 1)
-                    addresses[spec.name], norms[spec.name] = address, values.reshape(s.dim, s.taps)
+                    rows = config.size(spec.shape[0])
+                    address, values = vector(rows * s.taps, -1, 1)
+                    addresses[spec.name], norms[spec.name] = address, values.reshape(rows, s.taps)
                 elif not spec.multiplied:
                     before = spec in (config.arch.attn_norm, config.arch.ffn_norm)
-                    low, high = (0.05, 0.1) if before else (0.5, 1.5)
+                    low, high = (0.05, 0.1) if before else (-0.3, -0.1) if spec.name == "ssm_a" else (0.5, 1.5)
                     addresses[spec.name], norms[spec.name] = vector(config.size(spec.shape[0]), low, high)
             if op.role in ("output", "gate", "down"):
                 kind = (down_kind if op.role == "down" else None) or s.kind
@@ -174,8 +186,11 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
             sizes |= {} if s.gated else {"gate": s.ffn}
         own = {role: vector(size, -1, 1, role in ("output", "down")) for role, size in sizes.items()}
         added = {role: at for role, (at, _) in own.items()}
-        if isinstance(mixer, Convolve):
-            layers.append(Layer(matrices, addresses, added, put(np.zeros((s.ring, s.dim), np.float32)), ring=s.ring))
+        if not isinstance(mixer, Attend):
+            kept_row = put(np.zeros((s.ring, config.convolved(mixer)), np.float32))
+            heads, _, size = s.delta
+            state = put(np.zeros((2, heads, size, size), np.float32)) if heads else 0
+            layers.append(Layer(matrices, addresses, added, kept_row, state, ring=s.ring, state=state))
         else:
             within = mixer.window is not None
             kept = (put(cache[:, : s.ring] if within else cache) for _ in range(2))

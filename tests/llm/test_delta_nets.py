@@ -3,20 +3,24 @@ conversations whose state runs along."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from networks import Shape as Sizes
+from networks import make
+from small_tunings import SMALL
 from tiny_llama import TYPE, Shape, rewritten, write
 from tinygrad import dtypes
 
 from tegrad.bench import plans
 from tegrad.bench.plans import DryDevice
 from tegrad.hw.chips import CHIPS
-from tegrad.llm.arch import Config
+from tegrad.llm.arch import QWEN3, Config
 from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
 from tegrad.llm.engine import Engine
@@ -25,14 +29,15 @@ from tegrad.llm.footprint import Footprint
 from tegrad.llm.formats import F16
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.model import Model
-from tegrad.llm.network import Attend, Delta
+from tegrad.llm.network import Attend, Delta, Spec
 from tegrad.llm.packed import PackedModel
-from tegrad.llm.persistent import check_block
+from tegrad.llm.persistent import PersistentPlan, check_block
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import Prefill
 from tegrad.llm.reference import Past, Reference
 from tegrad.llm.rows import floats
 from tegrad.llm.sampling import Settings
+from tegrad.llm.schedule import Op, Program, ScheduleError, build, validate
 from tegrad.llm.session import Session
 from tegrad.llm.state import State, States
 from tegrad.nv.replay import Recording
@@ -123,9 +128,52 @@ def test_files_that_contradict_themselves_or_ask_for_more_are_refused(
         config(rewritten(path, tmp_path / "changed.gguf", **changes))
 
 
-def test_one_launch_refuses_a_state_that_runs_along(path: Path) -> None:
-    with pytest.raises(UnsupportedModelError, match="does not run qwen35: its states run along"):
-        check_block(config(path))
+def test_one_launch_refuses_other_blocks_and_more_heads_than_ctas(path: Path) -> None:
+    made = config(path)
+    check_block(replace(made, heads=6, kv_heads=3))
+    whole = replace(QWEN3.query_norm or Spec("", ()), shape=("query",))
+    others = (
+        made,  # whose heads mix fewer elements than its delta nets
+        replace(made, heads=6, kv_heads=3, arch=replace(made.arch, norm="layer")),
+        replace(made, heads=6, kv_heads=3, arch=replace(made.arch, query_norm=whole)),
+    )
+    for other in others:
+        with pytest.raises(UnsupportedModelError, match="the persistent step does not run qwen35"):
+            check_block(other)
+    few = make(Sizes(512, 512, 8, 2, 64, 2, 264, qk_norm=True, taps=4, ring=5, delta=(8, 4, 64)))
+    with pytest.raises(UnsupportedModelError, match="8 heads of a delta net need as many CTAs, there are 7"):
+        build(few.network, 7)
+
+
+def mix_another_heads_key(program: Program) -> Program:
+    ins = next(stage for stage in program.stages if stage.op is Op.DELTA).instructions[1]
+    wait = ins.waits[1]
+    return program.replaced(ins._replace(waits=(ins.waits[0], wait._replace(span=ins.waits[0].span), *ins.waits[2:])))
+
+
+def write_another_heads(program: Program) -> Program:
+    a, b = next(stage for stage in program.stages if stage.op is Op.DELTA).instructions[:2]
+    return program.replaced(a._replace(output=b.output))
+
+
+def without_its_decay(program: Program) -> Program:
+    ins = next(stage for stage in program.stages if stage.op is Op.DELTA).instructions[1]
+    return program.replaced(ins._replace(waits=ins.waits[:-1]))
+
+
+@pytest.mark.parametrize(
+    ("mutant", "said"),
+    [
+        (mix_another_heads_key, "DELTA of layer 0.* on CTA 1 reads QKV.* does not wait for it"),
+        (write_another_heads, r"MIXED\[\d+\] is written more than once|is not written"),
+        (without_its_decay, "DELTA of layer 0.* on CTA 1 reads QKV.* does not wait for it"),
+    ],
+)
+def test_the_proof_names_a_mistake_of_a_delta_net(mutant: Callable[[Program], Program], said: str) -> None:
+    program = build(make(Sizes(512, 512, 8, 2, 64, 2, 264, qk_norm=True, taps=4, ring=5, delta=(8, 4, 64))).network, 9)
+    assert len(validate(program)) == len(program.stages) * program.ctas
+    with pytest.raises(ScheduleError, match=said):
+        validate(mutant(program))
 
 
 def test_heads_of_other_sizes_are_refused_by_name(path: Path) -> None:
@@ -200,16 +248,25 @@ def test_generated_tokens_are_the_likeliest_and_a_stream_that_was_left_is_no_par
 
 
 @pytest.mark.board
-def test_a_step_may_be_taken_again(path: Path, device: str, expected: np.ndarray) -> None:
+@pytest.mark.parametrize("launches", ["many", "one"])
+def test_a_step_may_be_taken_again(
+    path: Path, tmp_path: Path, device: str, expected: np.ndarray, launches: str
+) -> None:
     """As a stopped sequence's are while others go on, and one whose mask is late: also the first step after a chunk,
     and the last token of a chunk."""
+    kind: Any = DecodePlan
+    if launches == "one":
+        extra = {**QWEN.extra, "qwen35.ssm.time_step_rank": 8, "qwen35.ssm.inner_size": 512}
+        shape = replace(QWEN, dim=256, ffn=256, heads=8, delta=(8, 2, 64), extra=extra)
+        path = write(tmp_path / "model.gguf", shape, TYPE.F16)
+        expected, kind = Reference(path).logits(TOKENS[:64]), partial(PersistentPlan, tuning=SMALL, ctas=9)
     with (
         PackedModel.load(path, device) as model,
         KvCache(model.device, model.config, 64, ahead=CHUNK) as cache,
         Prefill(model, cache, sizes=(CHUNK,)) as prefill,
     ):
         states = States(model.device)
-        with DecodePlan(model, states, cache) as plan, Recording(model.device, plan.launches) as step:
+        with kind(model, states, cache) as plan, Recording(model.device, plan.launches) as step:
             for first, count in ((0, 0), (1, 7), (9, 16), (26, 1)):
                 if count:
                     prefill.run(TOKENS[first : first + count], first)

@@ -48,6 +48,7 @@ def operands(opened: Any, request: pytest.FixtureRequest) -> Iterator[Operands]:
 
 
 GEMMA = replace(SHAPES["gemma3"], layers=4)
+QWEN35 = replace(SHAPES["qwen35"], eps=1e-2)
 
 
 class Rig:
@@ -127,6 +128,10 @@ class Rig:
                 before = np.arange(max(0, position + 1 - self.made.shape.taps), position) % len(ring)
                 ring[before] = rng.standard_normal((len(before), ring.shape[1]))
                 self.store(self.buffers[self.made.caches[layer][0]], ring)
+            if len(states := self.interpreter.states[layer]):
+                states[:] = np.nan
+                states[position % 2] = 0.3 * rng.standard_normal(states[0].shape)
+                self.store(self.buffers[self.made.caches[layer][1]], states)
         for index, side in enumerate((self.interpreter.keys, self.interpreter.values)):
             for layer, (kept, addresses) in enumerate(zip(side, self.made.caches, strict=True)):
                 if len(self.interpreter.rings[layer]):
@@ -176,9 +181,14 @@ def check_stages(rig: Rig, token: int, position: int) -> None:
             np.testing.assert_allclose(got.squares, made.squares, rtol=2e-3, err_msg=name)
         got.stage = made.stage
         rig.interpreter.vectors[vector] = got
-        if stage.op is Op.CONVOLVE:
+        if stage.op in (Op.CONVOLVE, Op.DELTA):
             ring = rig.interpreter.rings[stage.layer]
             kept, _ = rig.cache(stage.layer)
+            if len(states := rig.interpreter.states[stage.layer]):
+                found = rig.operands.get(rig.buffers[rig.made.caches[stage.layer][1]], states.shape, np.float32)
+                np.testing.assert_allclose(
+                    found, states, rtol=2e-4, atol=2e-4 * np.nanmax(np.abs(states)), err_msg=name
+                )
             np.testing.assert_allclose(kept, ring, rtol=1e-4, atol=1e-4 * np.nanmax(np.abs(ring)), err_msg=name)
         if stage.op is Op.ATTEND:
             for mine, theirs in zip(
@@ -268,6 +278,21 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
     "lfm2 floats": (
         Shape(512, 512, 8, 2, 64, 2, 72, F16, taps=3, ring=64), 3, 0, {"tuning": replace(SMALL, epoch_flags=0)},
     ),
+    # delta nets beside gated heads: two heads of values for one of keys, products of two formats, columns by turns
+    "qwen35": (
+        Shape(
+            512, 768, 8, 2, 64, 3, 264, Q4_K, value_kind=Q6_K, down_kind=Q6_K, qk_norm=True, halves=True, taps=4,
+            ring=5, delta=(8, 4, 64),
+        ), 9, 40, {"shares": 2},
+    ),
+    "qwen35 begins": (
+        Shape(512, 512, 8, 2, 64, 2, 264, Q8_0, qk_norm=True, taps=4, ring=5, delta=(4, 2, 128)), 7, 0,
+        {"tuning": replace(SMALL, epoch_flags=0, replicas=3)},
+    ),
+    "qwen35 pipeline": (
+        Shape(512, 512, 8, 2, 64, 2, 72, F16, qk_norm=True, taps=3, ring=4, delta=(16, 4, 32), positions=256), 16, 201,
+        {"tuning": replace(SMALL, attention_pipeline=2, pipeline_stages=2)},
+    ),
     "lfm2 narrow": (
         Shape(576, 640, 9, 3, 64, 3, 301, Q8_0, taps=2, ring=64, positions=128), 5, 100,
         {"tuning": replace(SMALL, replicas=8, per_tile=2), "shares": 3},
@@ -283,7 +308,7 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-OFTEN = ("lfm2", "temperature", "mixed", "pipeline", "tensor", "plain", "packed", "narrow", "starcoder")
+OFTEN = ("qwen35", "lfm2", "temperature", "mixed", "pipeline", "tensor", "plain", "packed", "narrow", "starcoder")
 
 
 def cases() -> Iterator[Any]:
@@ -334,6 +359,9 @@ def test_every_stage_publishes_what_its_interpreter_does(operands: Operands, nam
         pytest.param(replace(SHAPES["olmo2"], ffn=1088), TYPE.Q8_0, {}, False, id="olmo2 Q8_0, rows of 17 segments"),
         pytest.param(SHAPES["sixteen to a group"], TYPE.Q4_K, {}, False, id="Q4_K, group of 16"),
         pytest.param(SHAPES["hunyuan"], TYPE.Q8_0, {}, False, id="hunyuan Q8_0"),
+        pytest.param(QWEN35, TYPE.Q4_K, {"ffn_down": TYPE.Q6_K, "attn_qkv": TYPE.Q5_K}, False, id="qwen35 Q4_K"),
+        pytest.param(QWEN35, TYPE.Q8_0, {}, True, id="qwen35 Q8_0", marks=pytest.mark.long),
+        pytest.param(QWEN35, TYPE.F16, {}, False, id="qwen35 F16", marks=pytest.mark.long),
         pytest.param(SHAPES["lfm2"], TYPE.Q4_K, {"ffn_down": TYPE.Q6_K}, False, id="lfm2 Q4_K"),
         pytest.param(SHAPES["lfm2"], TYPE.Q8_0, {}, True, id="lfm2 Q8_0", marks=pytest.mark.long),
         pytest.param(SHAPES["lfm2"], TYPE.F16, {}, False, id="lfm2 F16", marks=pytest.mark.long),

@@ -120,6 +120,7 @@ def test_rings_of_any_size_hold_the_same_weights(
         (TYPE.Q6_K, "gemma2"),
         (TYPE.Q8_0, "olmo3"),
         (TYPE.Q4_K, "lfm2"),
+        (TYPE.F16, "qwen35"),
     ],
 )
 def test_as_many_warps_and_as_much_shared_memory_as_on_an_h200(

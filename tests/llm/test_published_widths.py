@@ -92,9 +92,8 @@ WIDTHS = {
 
 PARTLY_TURNED = ("glm4", "chatglm", "nemotron", "phi2", "gptneox", "stablelm")
 """Families half of whose heads rotates here."""
-MANY_LAUNCHES = ("gpt2", "gptneox", "stablelm", "qwen35")
-"""Families that the step in one launch refuses: for positions, two norms of a block, a norm's bias at a gate, or states
-that run along."""
+MANY_LAUNCHES = ("gpt2", "gptneox", "stablelm")
+"""Families that the step in one launch refuses: for positions, two norms of a block, or a norm's bias at a gate."""
 
 
 @pytest.fixture

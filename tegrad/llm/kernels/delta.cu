@@ -1,36 +1,38 @@
 // A step of a gated delta net for each sequence: all of delta.cuh in one launch.
 //
-// Macros: those of delta.cuh and mixed.cuh, OVERLAP. Grid: (HEADS, sequences), 4 * WIDTH threads: a head of a sequence
-// each; those of sequences that are not active leave at once.
-//   kernel float32 (CHANNELS, TAPS); bias, decay float32 (HEADS); norm float32 (WIDTH)
+// Macros: those of delta.cuh and mixed.cuh, OVERLAP. Grid: (DELTA_HEADS, sequences), 4 * DELTA_WIDTH threads: a head of
+// a sequence each; those of sequences that are not active leave at once.
+//   kernel float32 (CHANNELS, DELTA_TAPS); bias, decay float32 (DELTA_HEADS); norm float32 (DELTA_WIDTH)
 #include "delta.cuh"
 #include "mixed.cuh"
 #include "overlap.cuh"
 #include "state.cuh"
 
-extern "C" __global__ void __launch_bounds__(4 * WIDTH) delta(
+using namespace deltas;
+
+extern "C" __global__ void __launch_bounds__(4 * DELTA_WIDTH) delta(
     const State *sequences, const float *products, const float *kernel, const float *bias, const float *decay,
     const float *norm, float *kept, float *states, float *x, signed char *q, float *s
 ) {
-    __shared__ alignas(16) float found[4 * WIDTH];
-    __shared__ float room[4 * WIDTH / 32], made[WIDTH];
+    __shared__ alignas(16) float found[4 * DELTA_WIDTH];
+    __shared__ float room[4 * DELTA_WIDTH / 32], made[DELTA_WIDTH];
     allow_next();
-    const int head = blockIdx.x, row = blockIdx.y, thread = threadIdx.x, which = thread / WIDTH;
+    const int head = blockIdx.x, row = blockIdx.y, thread = threadIdx.x, which = thread / DELTA_WIDTH;
     if (!sequences[row].active) return;
     // State, ring and weights are of no launch of this step: all but the products is read before the wait.
-    const int position = sequences[row].position, own = head % KEY_HEADS;
-    const int channel = which < 2 ? (which * KEY_HEADS + own) * WIDTH + thread % WIDTH
-                                  : (2 * KEY_HEADS + head) * WIDTH + thread % WIDTH;
-    float *ring = kept + (size_t)row * ROWS * CHANNELS + channel;
-    float column[TAPS], before[TAPS];
+    const int position = sequences[row].position, own = head % DELTA_KEYS;
+    const int channel = which < 2 ? (which * DELTA_KEYS + own) * DELTA_WIDTH + thread % DELTA_WIDTH
+                                  : (2 * DELTA_KEYS + head) * DELTA_WIDTH + thread % DELTA_WIDTH;
+    float *ring = kept + (size_t)row * DELTA_ROWS * CHANNELS + channel;
+    float column[DELTA_TAPS], before[DELTA_TAPS];
 #pragma unroll
-    for (int back = 0; back < TAPS; back++) {
-        column[back] = which < 3 ? kernel[(size_t)channel * TAPS + TAPS - 1 - back] : 0;
+    for (int back = 0; back < DELTA_TAPS; back++) {
+        column[back] = which < 3 ? kernel[(size_t)channel * DELTA_TAPS + DELTA_TAPS - 1 - back] : 0;
         const bool there = which < 3 && back > 0 && back <= position;
-        before[back] = there ? ring[(size_t)((position - back) % ROWS) * CHANNELS] : 0;
+        before[back] = there ? ring[(size_t)((position - back) % DELTA_ROWS) * CHANNELS] : 0;
     }
     const int at = thread / 4, part = thread % 4;
-    const size_t place = ((size_t)head * WIDTH + at) * WIDTH;
+    const size_t place = ((size_t)head * DELTA_WIDTH + at) * DELTA_WIDTH;
     Column state;
     state.load(states + state_before(row, position) + place, part, position > 0);
     await_previous();
@@ -41,30 +43,30 @@ extern "C" __global__ void __launch_bounds__(4 * WIDTH) delta(
         const float fresh = mine[channel];
         value = fresh * column[0];
 #pragma unroll
-        for (int back = 1; back < TAPS; back++) value = fmaf(before[back], column[back], value);
+        for (int back = 1; back < DELTA_TAPS; back++) value = fmaf(before[back], column[back], value);
         value = silu(value);
-        if (which == 2 || head < KEY_HEADS) ring[(size_t)(position % ROWS) * CHANNELS] = fresh;
+        if (which == 2 || head < DELTA_KEYS) ring[(size_t)(position % DELTA_ROWS) * CHANNELS] = fresh;
     }
-    const float length = rsqrtf(head_total(value * value, room) + EPS);
-    found[thread] = which == 0 ? value * length * rsqrtf((float)WIDTH) : which == 1 ? value * length : value;
+    const float length = rsqrtf(head_total(value * value, room) + DELTA_EPS);
+    found[thread] = which == 0 ? value * length * rsqrtf((float)DELTA_WIDTH) : which == 1 ? value * length : value;
     __syncthreads();
 
     float4 query[QUADS], key[QUADS];
 #pragma unroll
     for (int i = 0; i < QUADS; i++) {
         query[i] = ((const float4 *)found)[4 * i + part];
-        key[i] = ((const float4 *)(found + WIDTH))[4 * i + part];
+        key[i] = ((const float4 *)(found + DELTA_WIDTH))[4 * i + part];
     }
     const float *ends = mine + CHANNELS + INNER;
-    const float out = state.step(key, query, found[2 * WIDTH + at],
-                                 decayed(ends[HEADS + head], bias[head], decay[head]), sigmoid(ends[head]));
+    const float out = state.step(key, query, found[2 * DELTA_WIDTH + at],
+                                 decayed(ends[DELTA_HEADS + head], bias[head], decay[head]), sigmoid(ends[head]));
     state.store(states + state_before(row, position + 1) + place, part);
     if (part == 0) made[at] = out;
     __syncthreads();
-    value = thread < WIDTH ? made[thread] : 0;
-    const float factor = rsqrtf(head_total(value * value, room) / WIDTH + EPS);
-    if (thread >= WIDTH) return;
-    value *= factor * norm[thread] * silu(mine[CHANNELS + head * WIDTH + thread]);
+    value = thread < DELTA_WIDTH ? made[thread] : 0;
+    const float factor = rsqrtf(head_total(value * value, room) / DELTA_WIDTH + DELTA_EPS);
+    if (thread >= DELTA_WIDTH) return;
+    value *= factor * norm[thread] * silu(mine[CHANNELS + head * DELTA_WIDTH + thread]);
     const Mixed to = {x, q, s};
-    to.put<INNER>(row, head * WIDTH + thread, value, true);
+    to.put<INNER>(row, head * DELTA_WIDTH + thread, value, true);
 }

@@ -1,16 +1,19 @@
 // A gated delta net (arXiv:2412.06464), as network.Delta has it: what its kernels for steps and for prompts share.
 //
-// HEADS, of values; KEY_HEADS, of queries and keys: head h takes those of head h % KEY_HEADS; WIDTH of each, a multiple
-// of 32; TAPS; ROWS of the ring of what is convolved, in which position p lies in row p % ROWS; EPS.
+// DELTA_HEADS, of values; DELTA_KEYS, of queries and keys: head h takes those of head h % DELTA_KEYS; DELTA_WIDTH of
+// each, a multiple of 32; DELTA_TAPS; DELTA_ROWS of the ring of what is convolved, in which position p lies in row
+// p % DELTA_ROWS; DELTA_EPS.
 //   products  float32 (rows, PRODUCTS): queries, keys and values, gates, and of each head what beta and decay are of
-//   kept      float32 (sequences, ROWS, CHANNELS): of those the first three, of earlier tokens
-//   states    float32 (sequences, 2, HEADS, WIDTH of values, WIDTH of keys): before positions that are even, and odd.
-//             A step reads one and writes the other, so that it may be taken again.
+//   kept      float32 (sequences, DELTA_ROWS, CHANNELS): of those the first three, of earlier tokens
+//   states    float32 (sequences, 2, DELTA_HEADS, DELTA_WIDTH of values, DELTA_WIDTH of keys): before positions that are
+//             even, and odd. A step reads one and writes the other, so that it may be taken again.
 #pragma once
 
-constexpr int CHANNELS = (2 * KEY_HEADS + HEADS) * WIDTH, INNER = HEADS * WIDTH;
-constexpr int PRODUCTS = CHANNELS + INNER + 2 * HEADS, QUADS = WIDTH / 16;
-static_assert(WIDTH % 32 == 0 && WIDTH <= 256, "four lanes have a column, and a block a head");
+namespace deltas {
+
+constexpr int CHANNELS = (2 * DELTA_KEYS + DELTA_HEADS) * DELTA_WIDTH, INNER = DELTA_HEADS * DELTA_WIDTH;
+constexpr int PRODUCTS = CHANNELS + INNER + 2 * DELTA_HEADS, QUADS = DELTA_WIDTH / 16;
+static_assert(DELTA_WIDTH % 32 == 0 && DELTA_WIDTH <= 256, "four lanes have a column, and a block a head");
 
 __device__ __forceinline__ float silu(float v) { return __fdividef(v, 1 + __expf(-v)); }
 __device__ __forceinline__ float sigmoid(float v) { return __fdividef(1, 1 + __expf(-v)); }
@@ -23,7 +26,7 @@ __device__ __forceinline__ float decayed(float own, float bias, float decay) {
 
 // Where a sequence's state before a position begins.
 __device__ __forceinline__ size_t state_before(int sequence, int position) {
-    return ((size_t)sequence * 2 + (position & 1)) * HEADS * WIDTH * WIDTH;
+    return ((size_t)sequence * 2 + (position & 1)) * DELTA_HEADS * DELTA_WIDTH * DELTA_WIDTH;
 }
 
 __device__ __forceinline__ float warp_total(float v) {
@@ -32,14 +35,15 @@ __device__ __forceinline__ float warp_total(float v) {
     return v;
 }
 
-// The sum over WIDTH neighbouring threads; `room` has a float for each warp of the block.
+// The sum over DELTA_WIDTH neighbouring threads; `room` has a float for each warp of the block.
 __device__ __forceinline__ float head_total(float v, float *room) {
     v = warp_total(v);
     if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = v;
     __syncthreads();
     float sum = 0;
 #pragma unroll
-    for (int warp = 0; warp < WIDTH / 32; warp++) sum += room[threadIdx.x / WIDTH * (WIDTH / 32) + warp];
+    for (int warp = 0; warp < DELTA_WIDTH / 32; warp++)
+        sum += room[threadIdx.x / DELTA_WIDTH * (DELTA_WIDTH / 32) + warp];
     __syncthreads();
     return sum;
 }
@@ -81,3 +85,5 @@ struct Column {
         return v + __shfl_xor_sync(0xffffffffu, v, 2);
     }
 };
+
+}  // namespace deltas

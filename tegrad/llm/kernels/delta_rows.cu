@@ -1,56 +1,58 @@
 // A gated delta net for a chunk of a prompt, in three launches (STAGE):
 //
 //   0: tokens' queries, keys and values, convolved, through SiLU and of length 1; and decay and beta.
-//      Grid (tokens, 2 * KEY_HEADS + HEADS), WIDTH threads
+//      Grid (tokens, 2 * DELTA_KEYS + DELTA_HEADS), DELTA_WIDTH threads
 //   1: what comes of the state, token by token, in the place of the values; then the state, and the ring.
-//      Grid (HEADS, WIDTH / 32), 128 threads: 32 columns of a head
-//   2: that, normed and gated, as halves. Grid (tokens, HEADS), WIDTH threads
+//      Grid (DELTA_HEADS, DELTA_WIDTH / 32), 128 threads: 32 columns of a head
+//   2: that, normed and gated, as halves. Grid (tokens, DELTA_HEADS), DELTA_WIDTH threads
 //
 // Macros: those of delta.cuh and mixed.cuh, OVERLAP.
-//   made   float32 (tokens, CHANNELS + 2 * HEADS): what stage 0 makes
+//   made   float32 (tokens, CHANNELS + 2 * DELTA_HEADS): what stage 0 makes
 //   others as in delta.cu
 #include "chunk.cuh"
 #include "delta.cuh"
 #include "mixed.cuh"
 #include "overlap.cuh"
 
-constexpr int MADE = CHANNELS + 2 * HEADS;
+using namespace deltas;
 
-extern "C" __global__ void __launch_bounds__(STAGE == 1 ? 128 : WIDTH) delta_rows(
+constexpr int MADE = CHANNELS + 2 * DELTA_HEADS;
+
+extern "C" __global__ void __launch_bounds__(STAGE == 1 ? 128 : DELTA_WIDTH) delta_rows(
     const Chunk *chunk, const float *products, const float *kernel, const float *bias, const float *decay,
     const float *norm, float *kept, float *states, float *made, float *x
 ) {
-    __shared__ float room[WIDTH / 32];
+    __shared__ float room[DELTA_WIDTH / 32];
     allow_next();
     await_previous();
     const int count = chunk->count, start = chunk->start, thread = threadIdx.x;
-    float *ring = kept + (size_t)chunk->slot * ROWS * CHANNELS;
+    float *ring = kept + (size_t)chunk->slot * DELTA_ROWS * CHANNELS;
 #if STAGE == 0
-    const int token = blockIdx.x, unit = blockIdx.y, channel = unit * WIDTH + thread;
+    const int token = blockIdx.x, unit = blockIdx.y, channel = unit * DELTA_WIDTH + thread;
     if (token >= count) return;
     float value = 0;
 #pragma unroll
-    for (int back = 0; back < TAPS; back++) {
+    for (int back = 0; back < DELTA_TAPS; back++) {
         const int position = start + token - back;
         const float there = back <= token ? products[(size_t)(token - back) * PRODUCTS + channel]
-                          : position >= 0 ? ring[(size_t)(position % ROWS) * CHANNELS + channel] : 0;
-        value = fmaf(there, kernel[(size_t)channel * TAPS + TAPS - 1 - back], value);
+                          : position >= 0 ? ring[(size_t)(position % DELTA_ROWS) * CHANNELS + channel] : 0;
+        value = fmaf(there, kernel[(size_t)channel * DELTA_TAPS + DELTA_TAPS - 1 - back], value);
     }
     value = silu(value);
     float *to = made + (size_t)token * MADE;
-    if (unit < 2 * KEY_HEADS) {  // of all threads
-        value *= rsqrtf(head_total(value * value, room) + EPS);
-        if (unit < KEY_HEADS) value *= rsqrtf((float)WIDTH);
+    if (unit < 2 * DELTA_KEYS) {  // of all threads
+        value *= rsqrtf(head_total(value * value, room) + DELTA_EPS);
+        if (unit < DELTA_KEYS) value *= rsqrtf((float)DELTA_WIDTH);
     } else if (thread == 0) {
-        const int head = unit - 2 * KEY_HEADS;
+        const int head = unit - 2 * DELTA_KEYS;
         const float *ends = products + (size_t)token * PRODUCTS + CHANNELS + INNER;
-        to[CHANNELS + head] = decayed(ends[HEADS + head], bias[head], decay[head]);
-        to[CHANNELS + HEADS + head] = sigmoid(ends[head]);
+        to[CHANNELS + head] = decayed(ends[DELTA_HEADS + head], bias[head], decay[head]);
+        to[CHANNELS + DELTA_HEADS + head] = sigmoid(ends[head]);
     }
     to[channel] = value;
 #elif STAGE == 1
-    const int head = blockIdx.x, at = blockIdx.y * 32 + thread / 4, part = thread % 4, own = head % KEY_HEADS;
-    const size_t place = ((size_t)head * WIDTH + at) * WIDTH;
+    const int head = blockIdx.x, at = blockIdx.y * 32 + thread / 4, part = thread % 4, own = head % DELTA_KEYS;
+    const size_t place = ((size_t)head * DELTA_WIDTH + at) * DELTA_WIDTH;
     Column state;
     state.load(states + state_before(chunk->slot, start) + place, part, start > 0);
     struct Token {
@@ -59,11 +61,11 @@ extern "C" __global__ void __launch_bounds__(STAGE == 1 ? 128 : WIDTH) delta_row
         __device__ __forceinline__ void load(const float *from, int own, int head, int at, int part) {
 #pragma unroll
             for (int i = 0; i < QUADS; i++) {
-                q[i] = ((const float4 *)(from + own * WIDTH))[4 * i + part];
-                k[i] = ((const float4 *)(from + (KEY_HEADS + own) * WIDTH))[4 * i + part];
+                q[i] = ((const float4 *)(from + own * DELTA_WIDTH))[4 * i + part];
+                k[i] = ((const float4 *)(from + (DELTA_KEYS + own) * DELTA_WIDTH))[4 * i + part];
             }
-            value = from[(2 * KEY_HEADS + head) * WIDTH + at];
-            decay = from[CHANNELS + head], beta = from[CHANNELS + HEADS + head];
+            value = from[(2 * DELTA_KEYS + head) * DELTA_WIDTH + at];
+            decay = from[CHANNELS + head], beta = from[CHANNELS + DELTA_HEADS + head];
         }
     };
     Token next;
@@ -75,22 +77,23 @@ extern "C" __global__ void __launch_bounds__(STAGE == 1 ? 128 : WIDTH) delta_row
         // Whoever takes the last token again finds the state before it.
         if (token + 1 == count) state.store(states + state_before(chunk->slot, start + token) + place, part);
         const float out = state.step(now.k, now.q, now.value, now.decay, now.beta);
-        if (part == 0) made[(size_t)token * MADE + (2 * KEY_HEADS + head) * WIDTH + at] = out;
+        if (part == 0) made[(size_t)token * MADE + (2 * DELTA_KEYS + head) * DELTA_WIDTH + at] = out;
     }
     state.store(states + state_before(chunk->slot, start + count) + place, part);
     const int all = gridDim.x * gridDim.y * 128, first = (blockIdx.y * gridDim.x + blockIdx.x) * 128 + thread;
-    const int from = count > ROWS ? count - ROWS : 0;
+    const int from = count > DELTA_ROWS ? count - DELTA_ROWS : 0;
     for (int i = first; i < (count - from) * CHANNELS; i += all) {
         const int token = from + i / CHANNELS, channel = i % CHANNELS;
-        ring[(size_t)((start + token) % ROWS) * CHANNELS + channel] = products[(size_t)token * PRODUCTS + channel];
+        const float value = products[(size_t)token * PRODUCTS + channel];
+        ring[(size_t)((start + token) % DELTA_ROWS) * CHANNELS + channel] = value;
     }
 #else
     const int token = blockIdx.x, head = blockIdx.y;
     if (token >= count) return;
-    float value = made[(size_t)token * MADE + (2 * KEY_HEADS + head) * WIDTH + thread];
-    value *= rsqrtf(head_total(value * value, room) / WIDTH + EPS) * norm[thread];
-    value *= silu(products[(size_t)token * PRODUCTS + CHANNELS + head * WIDTH + thread]);
+    float value = made[(size_t)token * MADE + (2 * DELTA_KEYS + head) * DELTA_WIDTH + thread];
+    value *= rsqrtf(head_total(value * value, room) / DELTA_WIDTH + DELTA_EPS) * norm[thread];
+    value *= silu(products[(size_t)token * PRODUCTS + CHANNELS + head * DELTA_WIDTH + thread]);
     const Mixed to = {x, nullptr, nullptr};
-    to.put<INNER>(token, head * WIDTH + thread, value, true);
+    to.put<INNER>(token, head * DELTA_WIDTH + thread, value, true);
 #endif
 }

@@ -1,5 +1,5 @@
-// Where what a mixer makes goes: float32 where OUTPUT_X, or halves in the order of fragments (async.cuh) where OUTPUT_H;
-// and int8 with a scale for each 16 where OUTPUT_Q. A vector has SIZE elements.
+// Where what a mixer makes goes: float32 where OUTPUT_X, or halves in the order of fragments (async.cuh) where
+// OUTPUT_H; and int8 with a scale for each 16 where OUTPUT_Q. A vector has SIZE elements.
 #pragma once
 #include "async.cuh"
 #include <cuda_fp16.h>

@@ -28,6 +28,7 @@
 // add without its mean what blocks add, which layer norms would subtract), UNNORMED (1: layers read the stream as it
 // is), UNGATED (1: GATE's rows are activation(up) and have a bias), PARALLEL (1: of two APARTs the first only keeps its
 // rows, and the second adds its own to them; GATE reads what PROJECT has staged for its format),
+// GATED (attention.cuh), DELTA_HEADS and others (delta.cuh, where layers are delta nets),
 // TAPS (of layers that convolve, with rings of TAP_ROWS rows of DIM floats; 0: there are none),
 // LOGIT_CAP (logits become LOGIT_CAP * tanh(logit / LOGIT_CAP)), ANGLE_TABLES (of how many ropes), FIXED (1: the
 // segments of a warp all meet the same activations), NARROW (1: packed rows may be a multiple of 64 only, else they are
@@ -40,6 +41,9 @@
 #include "attention.cuh"
 #include "blocks.cuh"
 #include "activation.cuh"
+#ifdef DELTA_HEADS
+#include "delta.cuh"
+#endif
 
 #ifndef TIMESTAMPS
 #define TIMESTAMPS 0
@@ -79,7 +83,7 @@
 #endif
 
 // schedule.Op, schedule.WORDS and flags
-enum Op { NOTHING, EMBED, PROJECT, ATTEND, ADD, GATE, LOGITS, SAMPLE, APART, JOIN, CONVOLVE };
+enum Op { NOTHING, EMBED, PROJECT, ATTEND, ADD, GATE, LOGITS, SAMPLE, APART, JOIN, CONVOLVE, DELTA };
 enum Field { OP, FLAGS, STAGE, COLUMNS_OF, SOURCE, WAIT, WRITERS, TARGET, FIRST, ROWS_OF, HEAD, SPLIT_OF, RUN = 12,
              NORM = 24, BIAS = 26, EXTRA = 28, WAIT2 = 30, WAIT3 = 31,
              RING_ROWS = RUN + 2, MOST_SEEN = RUN + 3 };
@@ -93,6 +97,11 @@ enum : unsigned { ADDED = POST_NORMS ? APART : ADD, GROWS = POST_NORMS ? JOIN : 
 __device__ __forceinline__ bool multiplies(unsigned op) {
     return op == PROJECT || op == ADDED || op == GATE || op == LOGITS || (TAPS != 0 && op == CONVOLVE);
 }
+#ifdef DELTA_HEADS
+__device__ __forceinline__ bool is_delta(unsigned op) { return op == DELTA; }
+#else
+__device__ __forceinline__ constexpr bool is_delta(unsigned) { return false; }
+#endif
 constexpr int GROUPS_PER_HEAD = KV_HEADS / CACHE_HEADS;
 
 constexpr int CONSUMER_THREADS = 32 * CONSUMERS, EPILOGUE_THREADS = 32 * EPILOGUE;
@@ -116,19 +125,35 @@ constexpr int STAGE_BYTES = TILE_SEGMENTS * SEGMENT_MOST;
 constexpr int PACKED_INPUT = PACKED ? (COLUMNS + SEGMENT - 1) / SEGMENT * INPUT_BYTES : 0;
 constexpr int PLAIN_INPUT = PLAIN ? COLUMNS * 4 : 0;
 
+#define PRODUCED (HEADS * (QUERY_PITCH / HEAD_DIM))  // heads of a product before its keys
+#define QUERIES (attend::OUTPUTS / HEAD_DIM * QUERY_PITCH)  // floats of a group's, gates included
 struct Attending {
     attend::Shared shared;
-    alignas(16) float query[attend::OUTPUTS], key[HEAD_DIM], value[HEAD_DIM];
+    alignas(16) float query[QUERIES], key[HEAD_DIM], value[HEAD_DIM];
 };
+
+#ifdef DELTA_HEADS
+// A head's query, key, value and gates; the units that its beta and its decay are in; and what is made of them.
+struct Running {
+    alignas(16) float x[4 * DELTA_WIDTH + 16], found[3 * DELTA_WIDTH], made[DELTA_WIDTH], sums[3 * DELTA_WIDTH / 32];
+};
+#endif
 
 // Shared memory but for the pipeline.
 struct Work {
     union {
         alignas(16) unsigned char input[most(PACKED_INPUT, PLAIN_INPUT)];
         Attending attending;
+#ifdef DELTA_HEADS
+        Running running;
+#endif
     };
     alignas(16) float scratch[CONSUMERS][32 * HELD];
+#ifdef DELTA_HEADS
+    alignas(16) float sums[most(most(SUMS, attend::OUTPUTS), DELTA_WIDTH)];
+#else
     alignas(16) float sums[most(SUMS, attend::OUTPUTS)];
+#endif
     float stream[OWN];  // this CTA's rows of the residual stream
 #if POST_NORMS
     float apart[OWN];   // what is to be added to them
@@ -535,6 +560,13 @@ __device__ __forceinline__ const float *turn_of(const Word &word, const Work &wo
     return work.turn + (ANGLE_TABLES > 1 ? word[COLUMNS_OF] * 2 * ROPE_PAIRS : 0);
 }
 
+// Where attention's result goes, and what gates it.
+#if GATED
+#define ATTENDED(work) {work.sums, nullptr, nullptr, nullptr, work.attending.query + HEAD_DIM}
+#else
+#define ATTENDED(work) {work.sums, nullptr, nullptr}
+#endif
+
 // A split of a KV head's positions; who joins the splits leaves the result in work.sums. A function of its own:
 // inlined, what the caller keeps in registers would make its loops spill.
 #if ATTENTION_PIPELINE
@@ -552,7 +584,7 @@ __device__ __noinline__ void attend_split(Word word, unsigned char *workspace, T
     attend::finish_pipelined_split(a.shared, word[SPLIT_OF], splits,
                              workspace + JOINS + (size_t)head * SPLITS * attend::LOTS * attend::LOT_BYTES,
                              (unsigned *)(workspace + COUNTERS + (size_t)(STAGES + head) * COUNTER_BYTES),
-                             work.base + word[STAGE] + 1, {work.sums, nullptr, nullptr}, thread);
+                             work.base + word[STAGE] + 1, ATTENDED(work), thread);
     if (thread == 0) work.joined = splits == 1 || a.shared.last;
     barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
 }
@@ -569,7 +601,7 @@ __device__ __noinline__ void attend_split(Word word, Work &work, unsigned char *
     const int splits = attend::range(seen(word, position), 0).splits;
     if (number >= splits) return;
     if (warp < ATTENTION_WARPS) {
-        const attend::Output out = {work.sums, nullptr, nullptr};
+        const attend::Output out = ATTENDED(work);
         Attending &a = work.attending;
         attend::split(a.shared, side_of(word, keys, key_scales, head / GROUPS_PER_HEAD, position),
                      side_of(word, values, value_scales, head / GROUPS_PER_HEAD, position), number, position, a.query,
@@ -579,6 +611,76 @@ __device__ __noinline__ void attend_split(Word word, Work &work, unsigned char *
     } else {
         barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
     }
+    barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
+}
+#endif
+
+#ifdef DELTA_HEADS
+// A head of a delta net: what comes of it in work.sums, by all consumers.
+__device__ __noinline__ void run_delta(Word word, Work &work, int position, int thread) {
+    using namespace deltas;
+    constexpr int W = DELTA_WIDTH, AT_ONCE = CONSUMER_THREADS / 4;
+    const int head = word[HEAD], own = head % DELTA_KEYS, part = thread % 4;
+    const float *kernel = (const float *)word.address(RUN);
+    float *ring = (float *)word.address(RUN + 4), *states = (float *)word.address(RUN + 8);
+    const float *norm = (const float *)word.address(NORM);
+    const float bias = __ldg((const float *)word.address(BIAS) + head);
+    const float decay = __ldg((const float *)word.address(EXTRA) + head);
+    Running &run = work.running;
+    const auto channel_of = [&](int at) {
+        return at < 2 * W ? (at / W * DELTA_KEYS + own) * W + at % W : (2 * DELTA_KEYS + head) * W + at % W;
+    };
+    // The state, and what is convolved, is of no stage of this step.
+    Column state;
+    const auto column_at = [&](int column, int at) {
+        return states + state_before(0, at) + ((size_t)head * W + column) * W;
+    };
+    if (thread / 4 < W) state.load(column_at(thread / 4, position), part, position > 0);
+    barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
+#pragma unroll 1
+    for (int at = thread; at < 3 * W; at += CONSUMER_THREADS) {
+        const int channel = channel_of(at);
+        float value = run.x[at] * __ldg(kernel + (size_t)channel * DELTA_TAPS + DELTA_TAPS - 1);
+#pragma unroll
+        for (int back = 1; back < DELTA_TAPS; back++) {
+            const float there = back > position ? 0 :
+                ring[(size_t)((unsigned)(position - back) % DELTA_ROWS) * CHANNELS + channel];
+            value = fmaf(there, __ldg(kernel + (size_t)channel * DELTA_TAPS + DELTA_TAPS - 1 - back), value);
+        }
+        if (at >= 2 * W || head < DELTA_KEYS)
+            ring[(size_t)((unsigned)position % DELTA_ROWS) * CHANNELS + channel] = run.x[at];
+        run.found[at] = value = silu(value);
+        value = warp_total(value * value);
+        if (thread % 32 == 0) run.sums[at / 32] = value;
+    }
+    barrier_sync<CONSUMER_WARPS>(CONSUMER_THREADS);
+    float lengths[2] = {DELTA_EPS, DELTA_EPS};
+#pragma unroll
+    for (int i = 0; i < W / 32; i++) lengths[0] += run.sums[i], lengths[1] += run.sums[W / 32 + i];
+    const float query_by = rsqrtf(lengths[0]) * rsqrtf((float)W), key_by = rsqrtf(lengths[1]);
+    const float by = decayed(run.x[4 * W + 8 + (CHANNELS + INNER + DELTA_HEADS + head) % 8], bias, decay);
+    const float beta = sigmoid(run.x[4 * W + (CHANNELS + INNER + head) % 8]);
+#pragma unroll 1
+    for (int column = thread / 4; column < W; column += AT_ONCE) {
+        if (column >= AT_ONCE) state.load(column_at(column, position), part, position > 0);
+        float4 query[QUADS], key[QUADS];
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            const float4 q = ((const float4 *)run.found)[4 * i + part];
+            const float4 k = ((const float4 *)(run.found + W))[4 * i + part];
+            query[i] = make_float4(q.x * query_by, q.y * query_by, q.z * query_by, q.w * query_by);
+            key[i] = make_float4(k.x * key_by, k.y * key_by, k.z * key_by, k.w * key_by);
+        }
+        const float out = state.step(key, query, run.found[2 * W + column], by, beta);
+        state.store(column_at(column, position + 1), part);
+        if (part == 0) run.made[column] = out;
+    }
+    barrier_sync<CONSUMER_WARPS>(CONSUMER_THREADS);
+    float size = 0;
+    for (int at = thread % 32; at < W; at += 32) size += run.made[at] * run.made[at];
+    const float factor = rsqrtf(warp_total(size) / W + DELTA_EPS);
+    for (int at = thread; at < W; at += CONSUMER_THREADS)
+        work.sums[at] = run.made[at] * factor * __ldg(norm + at) * silu(run.x[3 * W + at]);
     barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
 }
 #endif
@@ -599,6 +701,10 @@ __device__ __forceinline__ void consume(Reader reader, Work &work, Pipeline &pip
             now.skip(attend::tiles(attend::range(seen(word, work.position), word[SPLIT_OF])));
 #else
             attend_split(word, work, workspace, position, warp, warp * 32 + lane);
+#endif
+#ifdef DELTA_HEADS
+        } else if (op == DELTA) {
+            run_delta(word, work, position, warp * 32 + lane);
 #endif
         } else if (multiplies(op)) {
             WITH_FORMAT(word[RUN + FORMAT_OF], stage_rest<F>(word, work, workspace, base, warp * 32 + lane);
@@ -969,7 +1075,7 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
         const int mine = (first & ~15) + thread;
         const bool early = mine >= first && mine < first + rows;
         const float *beside = (const float *)word.address(op == GROWS || op == EMBED ? NORM : BIAS);
-        const float held = beside && early && op != ATTEND ? __ldg(beside + mine) : 0;
+        const float held = beside && early && op != ATTEND && !is_delta(op) ? __ldg(beside + mine) : 0;
 #if POST_NORMS
         const float *post = (const float *)word.address(BIAS);
         const float post_held = op == JOIN && early && (!BY_MEAN || post) ? __ldg(post + mine) : 0;
@@ -995,15 +1101,15 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
             const int head = word[HEAD];
             const unsigned char *from = epilogue.workspace + word[SOURCE];
             // Packets before the key, and before the value.
-            constexpr int QUERY = attend::OUTPUTS / 8 * 3, KEY = QUERY + HEAD_DIM / 8 * 3;
+            constexpr int QUERY = QUERIES / 8 * 3, KEY = QUERY + HEAD_DIM / 8 * 3;
             float *to = work.attending.query;
             static_assert(sizeof(work.attending.query) % 16 == 0, "query, key and value lie side by side");
             stage_floats(
-                attend::OUTPUTS + 2 * HEAD_DIM, thread,
+                QUERIES + 2 * HEAD_DIM, thread,
                 [=](int packet) {
                     const int begin = packet < QUERY
-                        ? head * attend::OUTPUTS
-                        : (HEADS + (packet >= KEY ? CACHE_HEADS : 0) + head / GROUPS_PER_HEAD) * HEAD_DIM;
+                        ? head * QUERIES
+                        : (PRODUCED + (packet >= KEY ? CACHE_HEADS : 0) + head / GROUPS_PER_HEAD) * HEAD_DIM;
                     return from + begin / 8 * 48 + 16 * (packet - (packet < QUERY ? 0 : packet < KEY ? QUERY : KEY));
                 },
                 [=](int packet) {
@@ -1014,6 +1120,29 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
             epilogue.sum_whole(from, epilogue.base + 1 + wait, epilogue.base + 1 + (second & 0xffff));
 #endif
             barrier_arrive<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
+#ifdef DELTA_HEADS
+        } else if (op == DELTA) {
+            using namespace deltas;
+            constexpr int PACKETS = DELTA_WIDTH / 8 * 3;  // of a query, a key, values or gates
+            const unsigned wait = word[WAIT];
+            const int head = word[HEAD], own = head % DELTA_KEYS;
+            epilogue.await(wait, word[WRITERS]);
+            const unsigned char *from = epilogue.workspace + word[SOURCE];
+            const int firsts[4] = {own * DELTA_WIDTH, (DELTA_KEYS + own) * DELTA_WIDTH,
+                                   (2 * DELTA_KEYS + head) * DELTA_WIDTH, CHANNELS + head * DELTA_WIDTH};
+            const int ends[2] = {(CHANNELS + INNER + head) / 8, (CHANNELS + INNER + DELTA_HEADS + head) / 8};
+            float *to = work.running.x;
+            stage_floats(
+                4 * DELTA_WIDTH + 16, thread,
+                [=](int packet) {
+                    const int side = packet / PACKETS, rest = packet % PACKETS;
+                    const int begin = side == 0 ? firsts[0] : side == 1 ? firsts[1] : side == 2 ? firsts[2] : firsts[3];
+                    const int unit = side < 4 ? begin / 8 : rest < 3 ? ends[0] : ends[1];
+                    return from + unit * 48 + 16 * (side < 4 ? rest : rest % 3);
+                },
+                [=](int) { return epilogue.base + 1 + wait; }, [=](int at, float v) { to[at] = v; });
+            barrier_arrive<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
+#endif
         } else if (op == SAMPLE) {
             const int wait = word[WAIT], writers = word[WRITERS];
             const unsigned char *from = epilogue.workspace + word[SOURCE];
@@ -1055,7 +1184,8 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
         unsigned char *target = epilogue.workspace + word[TARGET];
         const bool floats = word[FLAGS] & WRITES_FLOATS, hands_on = word[FLAGS] & HANDS_ON;
         const bool adds = op == GROWS || op == EMBED;
-        const int pieces = op == ATTEND || without_product(op) ? 1 : row_pieces(columns, !(word[FLAGS] & READS_FLOATS));
+        const bool whole = op == ATTEND || is_delta(op) || without_product(op);
+        const int pieces = whole ? 1 : row_pieces(columns, !(word[FLAGS] & READS_FLOATS));
         if (op == EMBED) {
             const unsigned char *matrix = (const unsigned char *)word.address(RUN);
             const unsigned format = word[RUN + FORMAT_OF];
@@ -1165,7 +1295,7 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
                 row += EPILOGUE_THREADS, sums += 4 * EPILOGUE_THREADS * pieces, stream += 4 * EPILOGUE_THREADS;
                 to = packet_of(target, row, floats, lane);
                 inside = row >= first && row < end;
-                near = beside && op != ATTEND && inside ? __ldg(beside + row) : 0;
+                near = beside && op != ATTEND && !is_delta(op) && inside ? __ldg(beside + row) : 0;
 #if TAPS
                 if (op == CONVOLVE && inside) convolution.load(kernel, taps, row, position);
 #endif
