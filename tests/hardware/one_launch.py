@@ -31,7 +31,7 @@ from exact import WIDTHS, Cached, Parts, Weights, by_sets, by_units, chain, not_
 from tegrad.llm.arch import Config
 from tegrad.llm.cache import AHEAD, KvCache
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.network import Attend, Convolve
+from tegrad.llm.network import Attend, Convolve, Delta
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.plan import DecodePlan
@@ -85,6 +85,9 @@ class Filling:
         for op in config.network.mixers:
             if isinstance(op, Convolve):
                 sides, scales = [rng.standard_normal(self.COUNT).astype(np.float32)], []
+            elif isinstance(op, Delta):
+                sides = [by * rng.standard_normal(self.COUNT).astype(np.float32) for by in (1, np.float32(0.1))]
+                scales = []
             elif q8:
                 sides = [rng.integers(-127, 128, self.COUNT).astype(np.int8) for _ in range(2)]
                 scales = [rng.uniform(0.01, 0.02, self.COUNT).astype(np.float16) for _ in range(2)]
@@ -96,7 +99,8 @@ class Filling:
     def store(self, device: Any, cache: KvCache) -> None:
         """Fill a cache, beyond the depth too, and look whether the last layer has what the reference reads."""
         for layer, (sides, scales) in zip(cache.layers, self._layers, strict=True):
-            buffers = (layer.keys, layer.values, layer.key_scales, layer.value_scales)
+            second = layer.values if layer.state is None else layer.state
+            buffers = (layer.keys, second, layer.key_scales, layer.value_scales)
             for buffer, some in zip(buffers, (*sides, *scales), strict=False):
                 data = np.resize(some.view(np.uint8), buffer.size)
                 device.allocator._copyin(buffer, memoryview(bytearray(data)))
@@ -118,8 +122,11 @@ class Filling:
 
         def layer(at: int) -> tuple[Any, Any]:
             rows = rows_of(mixers[at], positions, AHEAD)
-            if isinstance(mixers[at], Convolve):
-                return [self.kept(at, rows)[np.arange(depth) % rows]], ()
+            op = mixers[at]
+            if isinstance(op, Convolve | Delta):
+                kept = self._laid(self._layers[at][0][0], 0, rows, self._config.convolved(op))
+                states = self.states(at, depth) if isinstance(op, Delta) and depth else ()
+                return [kept[np.arange(depth) % rows]], states
             return _Side(self, at, 0, rows, depth), _Side(self, at, 1, rows, depth)
 
         return layer
@@ -134,9 +141,12 @@ class Filling:
         scale = self._laid(scales[side], head, positions, width // 32)
         return made * np.repeat(scale.astype(np.float64), 32, axis=1)
 
-    def kept(self, layer: int, rows: int) -> NDArray[Any]:
-        """What a layer that convolves has (rows, dim)."""
-        return self._laid(self._layers[layer][0][0], 0, rows, self._config.dim)
+    def states(self, layer: int, position: int) -> NDArray[Any]:
+        """A delta net's matrices (heads, keys, values) before a position: there are two, by whether that is odd."""
+        op = self._config.network.mixers[layer]
+        assert isinstance(op, Delta)
+        both = np.resize(self._layers[layer][0][1], (2, op.heads, op.width, op.width))
+        return np.swapaxes(both[position % 2], -1, -2)
 
     @staticmethod
     def _laid(some: NDArray[Any], head: int, positions: int, width: int) -> NDArray[Any]:
@@ -182,17 +192,28 @@ class Steps:
         """Both plans' steps at a place."""
         stepped: dict[str, stages.Step] = {}
         with KvCache(self.device, self.config, place.positions, q8=place.q8) as cache:
-            if place.depth:
-                self._fillings[place.q8].store(self.device, cache)
+
+            def fill() -> None:
+                if place.depth:
+                    self._fillings[place.q8].store(self.device, cache)
+
+            def begin_anew() -> None:
+                if self.config.network.runs_along:  # what was before the first token is gone
+                    fill()
+
+            fill()
             with DecodePlan(self.model, self.states, cache) as plan:
                 many, _ = self._logits(plan, place, 1)
                 # CTAs join for themselves after norms of blocks, and a layer norm is a launch.
                 if place.stepped and not self.config.network.sets_apart:
+                    begin_anew()
                     stepped["many"] = stages.many(self, plan, place)
+            begin_anew()
             with self._one(self.model, self.states, cache) as plan:
                 self.ctas = plan.kernel.program.ctas
                 one, same = self._logits(plan, place, self.times)
                 if place.stepped:
+                    begin_anew()
                     stepped["one"] = stages.one(self, plan, place)
         return Taken(place, one, many, same, stepped)
 

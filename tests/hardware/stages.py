@@ -21,7 +21,7 @@ from exact import Asked, Cached, Floats, Parts, Way
 from interpreter import Travelling
 
 from tegrad.llm.formats import PLAIN, SET
-from tegrad.llm.network import Add, Attend, Convolve, Gate, Project
+from tegrad.llm.network import Add, Attend, Convolve, Delta, Gate, Project
 from tegrad.llm.schedule import FLOAT_UNIT, QUANTIZED_UNIT, UNIT, Op, Vector
 
 
@@ -130,7 +130,7 @@ def many(steps: Any, plan: Any, place: Any) -> Step:
         elif kind == "qkv":
             size = 4 * sum(matrix.rows for matrix in model.layers[layer].qkv)
             step.products.append(Handed(get(device, plan._qkv, size, np.float32).astype(np.float64)))
-        elif kind in ("attention", "convolution"):
+        elif kind in ("attention", "convolution", "delta"):
             mixed = next(op for op in config.network.blocks[layer] if isinstance(op, Add) and op.reads == "mixed")
             step.output.append(vector(plan._mixed, matrices[mixed.matrix.name].kind))
         elif kind == "gate":
@@ -158,6 +158,8 @@ def one(steps: Any, plan: Any, place: Any) -> Step:
             step.products.append(None)
         vector = next(ins.output.vector for ins in stage.instructions if ins.output is not None)
         size = program.network.sizes[vector]
+        if vector is Vector.QKV:  # other layers may have more products
+            size = sum(matrix.rows for matrix in steps.model.layers[stage.layer].qkv)
         nbytes = -(-size // UNIT) * (FLOAT_UNIT if stage.floats else QUANTIZED_UNIT)
         data = get(device, plan._space.offset(layout.vectors[vector]), nbytes, np.uint8)
         arrived = Travelling.arrived(size, data, stage.floats)
@@ -208,6 +210,9 @@ def follow(parts: Parts, step: Step, token: int, cached: Cached, place: Any) -> 
                 read["mixed"] = held("output", at, mixed).read
             case Convolve():
                 made = parts.convolution(op, part, read["qkv"][None], cached(at)[0])[0]
+                read["mixed"] = held("output", at, made).read
+            case Delta():
+                made = parts.delta(op, part, read["qkv"][None], *cached(at))[0]
                 read["mixed"] = held("output", at, made).read
             case Gate():
                 x = held("gate", at, parts.centered(stream) * part.norm)

@@ -24,8 +24,8 @@ from tegrad.llm.chips import Role
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import PLAIN, SET
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.network import Add, Attend, Convolve, Gate, Op, Project, Spec
-from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS, attended, capped
+from tegrad.llm.network import Add, Attend, Convolve, Delta, Gate, Op, Project, Spec
+from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS, attended, capped, sigmoid, softplus
 from tegrad.llm.reference import expanded
 from tegrad.llm.rope import Rope
 from tegrad.llm.schedule import UNIT, deal, units_together
@@ -36,7 +36,7 @@ Side: TypeAlias = Sequence[NDArray[Any]] | NDArray[Any]
 """Rotated keys, or values, of each KV head (positions, width)."""
 Cached: TypeAlias = Callable[[int], tuple[Side, Side]]
 """A layer's keys and values of the positions before the first token; of one that convolves what it keeps of them
-(positions, dim), as if of one head, and nothing."""
+(positions, elements), as if of one head, and nothing, or a delta net's matrices (heads, keys, values)."""
 Read: TypeAlias = Role | Literal["convolution"]
 """A product's role; "convolution" instead of "output" where that reads what was convolved."""
 Rounding: TypeAlias = Callable[[Read, Floats], Floats]
@@ -151,6 +151,8 @@ class Part:
     query_norm: Floats | None = None
     key_norm: Floats | None = None
     kernel: Floats | None = None
+    ends: tuple[Floats, ...] = ()
+    """A delta net's bias, decay and norm."""
 
 
 class Parts:
@@ -173,8 +175,8 @@ class Parts:
         self.output_norm = weights.vector(tensor_name(net.logits.norm.spec)) * net.logits.norm.scale
         for spec, layer in self.config.specs():
             name = tensor_name(spec, layer, "bias")
-            projected = () if layer is None else net.project(layer).matrices
-            if spec not in projected and name in weights.tensors:
+            added = () if layer is None else (*net.project(layer).matrices, *net.mixers[layer].specs)
+            if spec not in added and name in weights.tensors:
                 raise UnsupportedModelError(f"{name} is not added here")
 
     def embedding(self, tokens: Sequence[int]) -> Floats:
@@ -194,9 +196,10 @@ class Parts:
 
         if isinstance(op, Attend):
             return Part((), None, np.zeros(0), vector(op.query_norm), vector(op.key_norm))
-        if isinstance(op, Convolve):
-            rows = self.weights.rows(tensor_name(op.kernel, layer), 0, self.config.dim)
-            return Part((), None, np.zeros(0), kernel=rows)
+        if isinstance(op, Convolve | Delta):
+            rows = self.weights.rows(tensor_name(op.kernel, layer), 0, self.config.convolved(op))
+            ends = [self.weights.vector(tensor_name(spec, layer)) for spec in op.specs[1:]]
+            return Part((), None, np.zeros(0), kernel=rows, ends=tuple(ends))
         names = tuple(tensor_name(spec, layer) for spec in op.matrices)
         norm = vector(None if op.norm is None else op.norm.spec)
         return Part(names, norm, np.concatenate([self._bias(spec, layer) for spec in op.matrices]))
@@ -243,16 +246,48 @@ class Parts:
     def convolution(self, op: Convolve, part: Part, products: Floats, kept: Side) -> Floats:
         """What a convolution makes (..., tokens, dim) of products (..., tokens, 3 * dim) of tokens one after the other,
         after those of which there is something `kept`."""
-        assert part.kernel is not None
         first, second, third = np.split(products, 3, axis=-1)
-        before = np.asarray(kept[0] if len(kept) else np.zeros((0, self.config.dim)), np.float64)[-(op.taps - 1) :]
-        new = first * third
+        made: Floats = second * self._convolved(op, part, first * third, kept)
+        return made
+
+    def _convolved(self, op: Convolve | Delta, part: Part, new: Floats, kept: Side) -> Floats:
+        """Sums (..., tokens, elements) over tokens' and earlier ones' elements, each times its column."""
+        assert part.kernel is not None
+        before = np.asarray(kept[0] if len(kept) else np.zeros((0, new.shape[-1])), np.float64)[-(op.taps - 1) :]
         none = np.zeros((*new.shape[:-2], op.taps - 1 - len(before), new.shape[-1]))
         every = np.concatenate([none, np.broadcast_to(before, (*new.shape[:-2], *before.shape)), new], axis=-2)
         count = new.shape[-2]
         taps = (every[..., tap : tap + count, :] * part.kernel[:, tap] for tap in range(op.taps))
-        made: Floats = second * sum(taps)
-        return made
+        return sum(taps, np.zeros_like(new))
+
+    def delta(self, op: Delta, part: Part, products: Floats, kept: Side, states: Side) -> Floats:
+        """What a delta net makes (..., tokens, mixed) of products (..., tokens, projected) of tokens one after the
+        other, after those of which there is something `kept`, and `states`."""
+        heads, width, _keys = op.heads, op.width, op.key_heads * op.width
+        bias, decay, norm = part.ends
+        x, gates, beta, own = np.split(products, np.cumsum([op.channels, heads * width, heads]), axis=-1)
+        x = ACTIVATIONS["silu"](self._convolved(op, part, x, kept))
+        x = x.reshape(*x.shape[:-1], -1, width)
+        query, key, value = np.split(x, [op.key_heads, 2 * op.key_heads], axis=-2)
+        query, key = (
+            np.concatenate(
+                [y / np.sqrt((y * y).sum(-1, keepdims=True) + self.config.eps)] * (heads // op.key_heads), -2
+            )
+            for y in (query, key)
+        )
+        beta, decay = sigmoid(beta), np.exp(decay * softplus(own + bias))
+        state = np.asarray(states, np.float64) if len(states) else np.zeros((heads, width, width))
+        mixed = np.empty_like(value)
+        for at in range(value.shape[-3]):
+            state = state * decay[..., at, :, None, None]
+            seen = (state * key[..., at, :, :, None]).sum(-2)
+            state = (
+                state
+                + key[..., at, :, :, None] * ((value[..., at, :, :] - seen) * beta[..., at, :, None])[..., None, :]
+            )
+            mixed[..., at, :, :] = (state * query[..., at, :, :, None]).sum(-2) / np.sqrt(width)
+        made: Floats = mixed * self.factor(mixed) * norm * ACTIVATIONS["silu"](gates.reshape(mixed.shape))
+        return made.reshape(*made.shape[:-2], -1)
 
     def attention(
         self, op: Attend, part: Part, qkv: Floats, keys: Side, values: Side, stored: Stored, first: int
@@ -262,8 +297,13 @@ class Parts:
         The first of them stands at position `first`, after `keys` and `values`.
         """
         c, shape = self.config, qkv.shape[:-1]
-        query, key, value = np.split(qkv, np.cumsum([c.sizes["query"], c.sizes["key"]]), axis=-1)
-        count = shape[-1]
+        queries = c.sizes["query"] * (1 + op.gated)
+        query, key, value = np.split(qkv, np.cumsum([queries, c.sizes["key"]]), axis=-1)
+        count, gates = shape[-1], 1.0
+        if op.gated:
+            pairs = query.reshape(*shape, c.heads, 2, c.head_dim)
+            query, gates = (np.ascontiguousarray(pairs[..., at, :]).reshape(*shape, -1) for at in (0, 1))
+            gates = sigmoid(gates)
         tables = self._turns(op.rope, first, count)
 
         def rotate(x: Floats) -> Floats:
@@ -296,13 +336,13 @@ class Parts:
             mixed[..., head, :, :] = together / total
 
         list(self.weights.pool.map(attend, range(c.kv_heads)))
-        return mixed.reshape(*shape, -1)
+        return mixed.reshape(*shape, -1) * gates
 
 
 def nothing(config: Config) -> Cached:
     """The cache before the first token."""
     empty = np.zeros((config.kv_heads, 0, config.head_dim))
-    return lambda layer: ((), ()) if isinstance(config.network.mixers[layer], Convolve) else (empty, empty)
+    return lambda layer: (empty, empty) if isinstance(config.network.mixers[layer], Attend) else ((), ())
 
 
 def chain(
@@ -329,6 +369,8 @@ def chain(
                 made["mixed"] = parts.attention(op, part, made["qkv"], *cached(at), stored, first)
             case Convolve():
                 made["mixed"] = parts.convolution(op, part, made["qkv"], cached(at)[0])
+            case Delta():
+                made["mixed"] = parts.delta(op, part, made["qkv"], *cached(at))
             case Add():
                 mixer = mixers[at]
                 role: Read = mixer.role if op.reads == "mixed" and isinstance(mixer, Convolve) else op.role

@@ -37,6 +37,7 @@ MODELS = {
     "exaone4": (SHAPES["exaone4"], TYPE.Q8_0, {}),
     "cohere2": (SHAPES["cohere2"], TYPE.Q8_0, {}),
     "lfm2": (SHAPES["lfm2"], TYPE.Q8_0, {}),
+    "qwen35": (SHAPES["qwen35"], TYPE.Q8_0, {}),
     "divisors": (Shape(rope_freqs=True, tied=True, vocab=303), TYPE.Q4_0, {}),
 }
 
@@ -83,7 +84,7 @@ def test_logits_are_the_float_references_with_and_without_a_past(
         sides = {
             layer: tuple(np.moveaxis(side[layer][:, :, 0], 0, 1) for side in (dict(past.keys), dict(past.values)))
             for layer in past.keys
-        } | {layer: ([kept.copy()], ()) for layer, kept in past.convolved.items()}
+        } | {layer: ([kept.copy()], past.states.get(layer, ())) for layer, kept in past.convolved.items()}
         wanted = reference.logits(TOKENS[6:], past)
 
         def go_on(parts: Parts, sides: Any = sides, stored: Any = stored) -> list[Any]:

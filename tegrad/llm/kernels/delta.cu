@@ -51,14 +51,10 @@ extern "C" __global__ void __launch_bounds__(4 * DELTA_WIDTH) delta(
     found[thread] = which == 0 ? value * length * rsqrtf((float)DELTA_WIDTH) : which == 1 ? value * length : value;
     __syncthreads();
 
-    float4 query[QUADS], key[QUADS];
-#pragma unroll
-    for (int i = 0; i < QUADS; i++) {
-        query[i] = ((const float4 *)found)[4 * i + part];
-        key[i] = ((const float4 *)(found + DELTA_WIDTH))[4 * i + part];
-    }
+    const float4 *query = (const float4 *)found, *key = query + DELTA_WIDTH / 4;
     const float *ends = mine + CHANNELS + INNER;
-    const float out = state.step(key, query, found[2 * DELTA_WIDTH + at],
+    const float out = state.step([=](int i) { return key[4 * i + part]; }, [=](int i) { return query[4 * i + part]; },
+                                 found[2 * DELTA_WIDTH + at],
                                  decayed(ends[DELTA_HEADS + head], bias[head], decay[head]), sigmoid(ends[head]));
     state.store(states + state_before(row, position + 1) + place, part);
     if (part == 0) made[at] = out;

@@ -5,8 +5,8 @@
 // p % DELTA_ROWS; DELTA_EPS.
 //   products  float32 (rows, PRODUCTS): queries, keys and values, gates, and of each head what beta and decay are of
 //   kept      float32 (sequences, DELTA_ROWS, CHANNELS): of those the first three, of earlier tokens
-//   states    float32 (sequences, 2, DELTA_HEADS, DELTA_WIDTH of values, DELTA_WIDTH of keys): before positions that are
-//             even, and odd. A step reads one and writes the other, so that it may be taken again.
+//   states    float32 (sequences, 2, DELTA_HEADS, DELTA_WIDTH of values, DELTA_WIDTH of keys): before positions that
+//             are even, and odd. A step reads one and writes the other, so that it may be taken again.
 #pragma once
 
 namespace deltas {
@@ -61,24 +61,28 @@ struct Column {
 #pragma unroll
         for (int i = 0; i < QUADS; i++) ((float4 *)column)[4 * i + part] = s[i];
     }
-    // What comes of the column after a token, in each of its four lanes.
-    __device__ __forceinline__ float step(const float4 (&k)[QUADS], const float4 (&q)[QUADS], float value, float decay,
-                                          float beta) {
+    // What comes of the column after a token, in each of its four lanes. `key` and `query` give this lane's four
+    // elements at a time, to be multiplied by `key_by` and `query_by`.
+    template <typename Key, typename Query>
+    __device__ __forceinline__ float step(Key key, Query query, float value, float decay, float beta, float key_by = 1,
+                                          float query_by = 1) {
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < QUADS; i++) {
+            const float4 k = key(i);
             s[i].x *= decay, s[i].y *= decay, s[i].z *= decay, s[i].w *= decay;
-            sum += s[i].x * k[i].x + s[i].y * k[i].y + s[i].z * k[i].z + s[i].w * k[i].w;
+            sum += s[i].x * k.x + s[i].y * k.y + s[i].z * k.z + s[i].w * k.w;
         }
-        const float delta = (value - quarters(sum)) * beta;
+        const float delta = (value - quarters(sum) * key_by) * beta * key_by;
         sum = 0;
 #pragma unroll
         for (int i = 0; i < QUADS; i++) {
-            s[i].x = fmaf(k[i].x, delta, s[i].x), s[i].y = fmaf(k[i].y, delta, s[i].y);
-            s[i].z = fmaf(k[i].z, delta, s[i].z), s[i].w = fmaf(k[i].w, delta, s[i].w);
-            sum += s[i].x * q[i].x + s[i].y * q[i].y + s[i].z * q[i].z + s[i].w * q[i].w;
+            const float4 k = key(i), q = query(i);
+            s[i].x = fmaf(k.x, delta, s[i].x), s[i].y = fmaf(k.y, delta, s[i].y);
+            s[i].z = fmaf(k.z, delta, s[i].z), s[i].w = fmaf(k.w, delta, s[i].w);
+            sum += s[i].x * q.x + s[i].y * q.y + s[i].z * q.z + s[i].w * q.w;
         }
-        return quarters(sum);
+        return quarters(sum) * query_by;
     }
     __device__ __forceinline__ static float quarters(float v) {
         v += __shfl_xor_sync(0xffffffffu, v, 1);

@@ -76,7 +76,8 @@ extern "C" __global__ void __launch_bounds__(STAGE == 1 ? 128 : DELTA_WIDTH) del
         if (token + 1 < count) next.load(made + (size_t)(token + 1) * MADE, own, head, at, part);
         // Whoever takes the last token again finds the state before it.
         if (token + 1 == count) state.store(states + state_before(chunk->slot, start + token) + place, part);
-        const float out = state.step(now.k, now.q, now.value, now.decay, now.beta);
+        const float out = state.step([&](int i) { return now.k[i]; }, [&](int i) { return now.q[i]; }, now.value,
+                                     now.decay, now.beta);
         if (part == 0) made[(size_t)token * MADE + (2 * DELTA_KEYS + head) * DELTA_WIDTH + at] = out;
     }
     state.store(states + state_before(chunk->slot, start + count) + place, part);

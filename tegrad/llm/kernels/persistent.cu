@@ -619,37 +619,52 @@ __device__ __noinline__ void attend_split(Word word, Work &work, unsigned char *
 // A head of a delta net: what comes of it in work.sums, by all consumers.
 __device__ __noinline__ void run_delta(Word word, Work &work, int position, int thread) {
     using namespace deltas;
-    constexpr int W = DELTA_WIDTH, AT_ONCE = CONSUMER_THREADS / 4;
+    constexpr int W = DELTA_WIDTH, AT_ONCE = CONSUMER_THREADS / 4;  // columns
+    constexpr int EACH = (3 * W + CONSUMER_THREADS - 1) / CONSUMER_THREADS;
     const int head = word[HEAD], own = head % DELTA_KEYS, part = thread % 4;
-    const float *kernel = (const float *)word.address(RUN);
+    const float *kernel = (const float *)word.address(RUN), *norm = (const float *)word.address(NORM);
     float *ring = (float *)word.address(RUN + 4), *states = (float *)word.address(RUN + 8);
-    const float *norm = (const float *)word.address(NORM);
-    const float bias = __ldg((const float *)word.address(BIAS) + head);
-    const float decay = __ldg((const float *)word.address(EXTRA) + head);
     Running &run = work.running;
     const auto channel_of = [&](int at) {
         return at < 2 * W ? (at / W * DELTA_KEYS + own) * W + at % W : (2 * DELTA_KEYS + head) * W + at % W;
     };
-    // The state, and what is convolved, is of no stage of this step.
-    Column state;
     const auto column_at = [&](int column, int at) {
         return states + state_before(0, at) + ((size_t)head * W + column) * W;
     };
+    // The state, and what is convolved of earlier tokens, is of no stage of this step.
+    // One column is in registers then, and the rest in L2.
+    Column state;
     if (thread / 4 < W) state.load(column_at(thread / 4, position), part, position > 0);
-    barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
 #pragma unroll 1
-    for (int at = thread; at < 3 * W; at += CONSUMER_THREADS) {
-        const int channel = channel_of(at);
-        float value = run.x[at] * __ldg(kernel + (size_t)channel * DELTA_TAPS + DELTA_TAPS - 1);
+    for (int column = thread / 4 + AT_ONCE; column < W; column += AT_ONCE)
+        for (int i = part; i < W / 8; i += 4)
+            asm volatile("prefetch.global.L2 [%0];" :: "l"(column_at(column, position) + 8 * i));
+    const float bias = __ldg((const float *)word.address(BIAS) + head);
+    const float decay = __ldg((const float *)word.address(EXTRA) + head);
+    float before[EACH], last[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int at = thread + i * CONSUMER_THREADS, channel = channel_of(at);
+        before[i] = last[i] = 0;
+        if (at >= 3 * W) continue;
+        const float *column = kernel + (size_t)channel * DELTA_TAPS + DELTA_TAPS - 1;
+        last[i] = __ldg(column);
 #pragma unroll
         for (int back = 1; back < DELTA_TAPS; back++) {
             const float there = back > position ? 0 :
                 ring[(size_t)((unsigned)(position - back) % DELTA_ROWS) * CHANNELS + channel];
-            value = fmaf(there, __ldg(kernel + (size_t)channel * DELTA_TAPS + DELTA_TAPS - 1 - back), value);
+            before[i] = fmaf(there, __ldg(column - back), before[i]);
         }
+    }
+    barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        const int at = thread + i * CONSUMER_THREADS;
+        if (at >= 3 * W) continue;  // whole warps
         if (at >= 2 * W || head < DELTA_KEYS)
-            ring[(size_t)((unsigned)position % DELTA_ROWS) * CHANNELS + channel] = run.x[at];
-        run.found[at] = value = silu(value);
+            ring[(size_t)((unsigned)position % DELTA_ROWS) * CHANNELS + channel_of(at)] = run.x[at];
+        float value = silu(fmaf(run.x[at], last[i], before[i]));
+        run.found[at] = value;
         value = warp_total(value * value);
         if (thread % 32 == 0) run.sums[at / 32] = value;
     }
@@ -660,18 +675,13 @@ __device__ __noinline__ void run_delta(Word word, Work &work, int position, int 
     const float query_by = rsqrtf(lengths[0]) * rsqrtf((float)W), key_by = rsqrtf(lengths[1]);
     const float by = decayed(run.x[4 * W + 8 + (CHANNELS + INNER + DELTA_HEADS + head) % 8], bias, decay);
     const float beta = sigmoid(run.x[4 * W + (CHANNELS + INNER + head) % 8]);
+    const float4 *query = (const float4 *)run.found, *key = query + W / 4;
 #pragma unroll 1
     for (int column = thread / 4; column < W; column += AT_ONCE) {
         if (column >= AT_ONCE) state.load(column_at(column, position), part, position > 0);
-        float4 query[QUADS], key[QUADS];
-#pragma unroll
-        for (int i = 0; i < QUADS; i++) {
-            const float4 q = ((const float4 *)run.found)[4 * i + part];
-            const float4 k = ((const float4 *)(run.found + W))[4 * i + part];
-            query[i] = make_float4(q.x * query_by, q.y * query_by, q.z * query_by, q.w * query_by);
-            key[i] = make_float4(k.x * key_by, k.y * key_by, k.z * key_by, k.w * key_by);
-        }
-        const float out = state.step(key, query, run.found[2 * W + column], by, beta);
+        const float out = state.step(
+            [=](int i) { return key[4 * i + part]; }, [=](int i) { return query[4 * i + part]; },
+            run.found[2 * W + column], by, beta, key_by, query_by);
         state.store(column_at(column, position + 1), part);
         if (part == 0) run.made[column] = out;
     }
