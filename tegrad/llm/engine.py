@@ -29,7 +29,7 @@ from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import Prefill, chunk_sizes
 from tegrad.llm.sampler import NO_TOKEN, Logprobs, Mask, Sampler
 from tegrad.llm.sampling import Sampling, Settings, ending
-from tegrad.llm.state import States
+from tegrad.llm.state import State, States
 from tegrad.nv import roles
 from tegrad.nv.compat import is_nv
 from tegrad.nv.gpu import opened
@@ -358,7 +358,9 @@ class Engine(Closing):
             loop.settle()
         position = len(self.tokens)
         if self._cache.rings:
-            self._cache.rings.wrote(self._states.read(0).position + 1)
+            state = self._states.read(0)
+            self._cache.rings.wrote(state.position + bool(state.stop and state.written))  # who stops stays where it is
+            self._states.write(0, State(stop=1))  # is of a stream that is over
         if not self._cache.rings.holds(position):
             prompt, position = [*self.tokens, *prompt], 0
         if not position:

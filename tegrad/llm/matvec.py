@@ -52,7 +52,7 @@ class Product:
     """One launch of matvec: matrices that multiply the same input, one below the other, and what follows."""
 
     parts: tuple[Part, ...]
-    """One to three. Where `gated`, two alike: gate and up."""
+    """One to four. Where `gated`, two alike: gate and up."""
     columns: int
     norm: Norm = "none"
     """Of the input. The q of packed matrices holds the norm's weight already and lacks only the factor."""

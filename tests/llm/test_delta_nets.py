@@ -228,6 +228,25 @@ def test_a_conversation_goes_on_and_back(engine: Engine, expected: np.ndarray) -
 
 
 @pytest.mark.board
+def test_a_last_token_is_taken_again_without_those_before(
+    engine: Engine, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole conversation was, at every token whose log-probabilities were asked for."""
+    engine.reset()
+    engine.feed(TOKENS[:90])
+    begun, begin = [], engine._cache.rings.begin
+    monkeypatch.setattr(engine._cache.rings, "begin", lambda: begun.append(begin()))
+    engine.reset(89)
+    assert far(engine.feed(TOKENS[89:90]), expected[89]) < 0.02
+    assert len(list(engine.generate(TOKENS[90:92], Settings(logprobs=2), 5))) == 5
+    assert begun == []
+    engine.reset()
+    assert far(engine.feed_all(TOKENS[:30]), expected[:30]) < 0.02
+    assert far(engine.feed(TOKENS[30:31]), expected[30]) < 0.02
+    assert len(begun) == 1
+
+
+@pytest.mark.board
 def test_generated_tokens_are_the_likeliest_and_a_stream_that_was_left_is_no_part_of_what_follows(
     engine: Engine, path: Path
 ) -> None:
@@ -245,6 +264,18 @@ def test_generated_tokens_are_the_likeliest_and_a_stream_that_was_left_is_no_par
     said = [*TOKENS[:2], *begun[:-1]]
     assert engine.tokens == said
     assert far(engine.feed(TOKENS[50:53]), reference.logits([*said, *TOKENS[50:53]])[-1]) < 0.02
+
+
+@pytest.mark.board
+def test_four_matrices_of_four_formats_are_multiplied(tmp_path: Path, device: str) -> None:
+    """Those of a delta net's products: a launch took three, and garbage came of a fourth."""
+    kinds = {"attn_gate": TYPE.Q4_0, "ssm_beta": TYPE.Q5_0, "ssm_alpha": TYPE.Q8_0}
+    path = write(tmp_path / "model.gguf", QWEN, TYPE.F16, kinds=kinds)
+    wanted = Reference(path).logits(TOKENS[:40])
+    with Gguf.open(path) as file, Engine(file, CONTEXT, device=device, short=8, chunks=(CHUNK,)) as engine:
+        assert len(engine.model.layers[0].qkv) == 4
+        assert far(engine.feed(TOKENS[:7]), wanted[6]) < 0.1
+        assert far(engine.feed(TOKENS[7:40]), wanted[39]) < 0.1
 
 
 @pytest.mark.board

@@ -477,6 +477,7 @@ __device__ __forceinline__ void work(const Arguments &a, const unsigned char *co
 #define b0 nullptr
 #define b1 nullptr
 #define b2 nullptr
+#define b3 nullptr
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS) matvec(
@@ -489,6 +490,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) matvec(
 #endif
 #if PARTS > 2
     MATRIX(2)
+#endif
+#if PARTS > 3
+    MATRIX(3)
 #endif
 #if JOIN
     , const float *x, const float *y, const float *ss, const float *post, const float *norm, float *joined
@@ -570,6 +574,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) matvec(
     work<FORMAT1, ROWS1>(a, {w1}, {b1}, second * CTA_ROWS, ROWS0);
 #else
     if (second < GRID(ROWS1)) return work<FORMAT1, ROWS1>(a, {w1}, {b1}, second * CTA_ROWS, ROWS0);
+#if PARTS == 4
+    const int fourth = second - GRID(ROWS1) - GRID(ROWS2);
+    if (fourth >= 0) return work<FORMAT3, ROWS3>(a, {w3}, {b3}, fourth * CTA_ROWS, ROWS0 + ROWS1 + ROWS2);
+#endif
     work<FORMAT2, ROWS2>(a, {w2}, {b2}, (second - GRID(ROWS1)) * CTA_ROWS, ROWS0 + ROWS1);
 #endif
 #endif
