@@ -41,7 +41,10 @@ class Form:
     bare: str | None = None
     """What an answer begins with that is a text, where one without it may begin with a call's name; None: none does."""
     parameter: tuple[str, str, str] | None = None
-    """What stands in front of, between and behind a name and a value where arguments may be written one by one."""
+    """What stands in front of, between and behind a name and a value where arguments may be written one by one; lines of
+    their own are none's where a model leaves them out."""
+    ends_thought: bool = False
+    """A call ends a thought that is still open."""
     observed: bool = False
     """Conversations have a call as a message with the name as its metadata, and what it returned as an observation."""
 
@@ -71,7 +74,7 @@ FORMS: Final = (
     Form(
         "qwen-xml", ("<tool_call>", "<function=", "<parameter="), ("<tool_call>", "<function="),
         ("</function>", "</tool_call>"), call="<tool_call>\n<function=NAME>\nARGS\n</function>\n</tool_call>",
-        join="\n", between=(">",), parameter=("<parameter=", ">\n", "\n</parameter>"),
+        join="\n", between=(">",), parameter=("<parameter=", ">\n", "\n</parameter>"), ends_thought=True,
     ),
     Form(
         "hermes", ("<tool_call>",), ("<tool_call>", "<tools>", "```json"), ("</tool_call>", "</tools>", "```"),

@@ -176,8 +176,10 @@ class Reader:
             assert self._thought is not None
             yield from self._spaces()
             self._cut(self._at)
-            yield from self._until((self._thought[1],), Thinking)
-            self._cut(len(self._thought[1]))
+            end = self._thought[1]
+            calls = self._form.opens[:1] if self._form.ends_thought and self._names else ()
+            if (yield from self._until((end, *calls), Thinking)) == end:
+                self._cut(len(end))
             self._strip = True
         bare = self._form.bare
         if bare is not None and not (bare and (yield from self._begins(bare))) and self._names:
@@ -291,10 +293,12 @@ class Reader:
         self._begin(name, self._at)
         told = "{"
         while (yield from self._begins(front)):
-            key = yield from self._up_to(between)
-            value = None if key is None else (yield from self._up_to(behind))
+            key = yield from self._up_to(between.rstrip())
+            lined = between.endswith("\n") and (yield from self._letter()) == "\n"
+            value = None if key is None else (yield from self._up_to(behind if lined else behind.lstrip()))
             if key is None or value is None:
                 return
+            value = value.removeprefix("\n") if lined else value
             given = _as_json(value, self._names[name].get(key))
             self._events.append(Arguments(self._calls - 1, f"{told}{json.dumps(key, ensure_ascii=False)}: {given}"))
             told = ", "

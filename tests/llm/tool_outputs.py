@@ -227,6 +227,18 @@ RECORDED = {
         "</tool_call>",
         (("get_weather", {"city": "\nParis\n  or </p>\n"}),),
     ),
+    "qwen 3.5, values without lines of their own, and an empty one": Recorded(
+        QWEN_XML,
+        "<tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n</function>\n</tool_call>\n"
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\n</parameter>\n</function>\n</tool_call>",
+        (WEATHER, ("get_weather", {"city": ""})),
+    ),
+    "qwen 3.5 calls while it thinks": Recorded(
+        QWEN_XML,
+        "I look it up.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n"
+        "</tool_call>",
+        (WEATHER,), thought="I look it up.", opened=True,
+    ),
     "lfm2 calls twice": Recorded(
         LFM2, '<|tool_call_start|>[get_weather(city="Paris"), add(a=1, b=[2.5, None, True])]<|tool_call_end|>'
         "I look it up.",
