@@ -41,8 +41,8 @@ class Form:
     bare: str | None = None
     """What an answer begins with that is a text, where one without it may begin with a call's name; None: none does."""
     parameter: tuple[str, str, str] | None = None
-    """What stands in front of, between and behind a name and a value where arguments may be written one by one; lines of
-    their own are none's where a model leaves them out."""
+    """What stands in front of, between and behind a name and a value where arguments may be written one by one. A model
+    may leave lines of their own out."""
     ends_thought: bool = False
     """A call ends a thought that is still open."""
     observed: bool = False
