@@ -116,7 +116,9 @@ def written(path: Path, width: Width) -> Path:
     turned = width.head_dim // 2 if width.arch in PARTLY_TURNED else width.head_dim
     own = base.own | {"rope.dimension_count": turned} if "rope.dimension_count" in base.own else dict(base.own)
     own |= {"attention.sliding_window_pattern": 2} if width.arch == "gemma3" else {}
-    own |= {"full_attention_interval": 2} if width.arch == "qwen35" else {}
+    if width.arch == "qwen35":
+        mixed = width.heads * width.head_dim
+        own |= {"full_attention_interval": 2, "ssm.inner_size": mixed, "ssm.time_step_rank": mixed // 128}
     shape = replace(
         base, **width._asdict(), layers=2 if width.arch in ("gemma3", "lfm2", "qwen35") else 1, vocab=1024,
         specials=min(base.specials, 1000), context=4096, own=own, attends=(1,) if base.attends else (),
