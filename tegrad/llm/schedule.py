@@ -177,10 +177,15 @@ class Network:
     @cached_property
     def sizes(self) -> dict[Vector, int]:
         """Elements of each vector but TOP and SQUARES, which have a unit for each CTA."""
-        config = self.config
+        config, layers = self.config, zip(self.layers, self.model.mixers, strict=True)
         return {
             Vector.X: config.dim,
-            Vector.QKV: config.projected,
+            # Who convolves hands no products over.
+            Vector.QKV: max(
+                sum(matrix.rows for matrix in layer.matrices["qkv"])
+                for layer, op in layers
+                if not isinstance(op, Convolve)
+            ),
             Vector.MIXED: config.mixed,
             Vector.HIDDEN: config.ffn,
         }
