@@ -25,6 +25,7 @@ from tegrad.llm.network import (
     Attend,
     Block,
     Convolve,
+    Convolving,
     Delta,
     Embed,
     Gate,
@@ -93,7 +94,7 @@ class DeltaNet(Convolution):
     def mixer(self, config: Config) -> Mixer:
         """What such a layer does."""
         return Delta(
-            self.kernel, self.bias, self.decay, self.norm, config.taps, config.delta_heads, config.delta_keys,
+            self.kernel, config.taps, self.bias, self.decay, self.norm, config.delta_heads, config.delta_keys,
             config.state,
         )  # fmt: skip
 
@@ -750,9 +751,9 @@ class Config:
         """A size as a `Spec.shape` names it, "a+b" included."""
         return sum(self.sizes[part] for part in name.split("+"))
 
-    def convolved(self, op: Convolve | Delta) -> int:
+    def convolved(self, op: Convolving) -> int:
         """Elements that a convolution keeps of a position."""
-        return self.dim if isinstance(op, Convolve) else op.channels
+        return op.channels if isinstance(op, Delta) else self.dim
 
     @property
     def layer_forms(self) -> tuple[LayerForm, ...]:

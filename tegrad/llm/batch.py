@@ -24,14 +24,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from tegrad.llm import convolution, delta, embedding
+from tegrad.llm import convolution, embedding
 from tegrad.llm.attention import Attention
 from tegrad.llm.cache import BLOCK_POSITIONS, KvCache
 from tegrad.llm.chips import kernels_of
 from tegrad.llm.closing import Closing
 from tegrad.llm.errors import ContextError, ModelError, NoRoom
 from tegrad.llm.gemm import SMALL_M, TilePicker, pick_alike, pick_quickest
-from tegrad.llm.network import Attend, Convolve, Delta, Mixer
+from tegrad.llm.network import Attend, Mixer
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.pool import Lease, Pool
@@ -441,15 +441,8 @@ class Batch(Closing):
 
     def _mix(self, width: int, at: int, op: Mixer) -> list[Launch]:
         rows, out = self._rows, self._rows.mixed
-        if isinstance(op, Convolve):
-            kernel = self.model.layers[at].vectors[op.kernel.name]
-            convolve = convolution.launch(
-                rows.programs, self.config, op, self.states.states, rows.qkv, kernel, self.cache.layers[at], (out,) * 3,
-                rows=width, halves=True, overlap=rows.overlaps(width),
-            )  # fmt: skip
-            return [convolve]
-        if isinstance(op, Delta):
-            step = delta.step(
+        if not isinstance(op, Attend):
+            step = convolution.step(
                 rows.programs, self.config, op, self.model.layers[at], self.states.states, rows.qkv,
                 self.cache.layers[at], (out, out, out), rows=width, OUTPUT_H=1, OVERLAP=rows.overlaps(width),
             )  # fmt: skip

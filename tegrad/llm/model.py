@@ -14,7 +14,7 @@ from tinygrad.dtype import DType
 from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.gguf import Gguf, Progress
-from tegrad.llm.network import Add, Attend, Convolve, Delta, Gate, Inner, Mixer, Project, Spec
+from tegrad.llm.network import Add, Attend, Convolve, Convolving, Delta, Gate, Inner, Mixer, Project, Spec
 from tegrad.llm.rings import rows_of
 from tegrad.llm.rope import Rope
 from tegrad.llm.weights import Joined, LayerNorm, Loader, Matrix, Norm
@@ -97,7 +97,7 @@ class Model:
             match op:
                 case Attend():
                     head_norms |= {spec.name: load.head_norm(spec, at) for spec in op.specs}
-                case Convolve() | Delta():
+                case Convolving():
                     plain |= {spec.name: load.plain(spec, at) for spec in op.specs}
                 case Gate():
                     matrices |= {spec.name: load.matrix(spec, at) for spec in op.matrices}
@@ -305,7 +305,7 @@ def _convolution(op: Convolve, kernel: Tensor, products: Sequence[Tensor], kept:
     return (second * _convolved(op, kernel, first * third, kept, start)).contiguous()
 
 
-def _convolved(op: Convolve | Delta, kernel: Tensor, x: Tensor, kept: Tensor, start: UOp | int) -> Tensor:
+def _convolved(op: Convolving, kernel: Tensor, x: Tensor, kept: Tensor, start: UOp | int) -> Tensor:
     """Sums (count, elements) of x and of what is kept (1, rows, elements) of the tokens before, by a kernel; adds x to
     that."""
     count = x.shape[0]

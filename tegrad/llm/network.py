@@ -169,22 +169,27 @@ class Attend:
 
 
 @dataclass(frozen=True, slots=True)
-class Convolve:
-    """A short convolution in the place of attention. `Project` makes three vectors, one after the other. The product of
-    the first and the third goes into the cache; this token's and those of the ones before, `taps` in all, are summed,
-    each times its column of the kernel (dim, taps), the token's own being the last. Times the second it is "mixed"."""
+class Convolving:
+    """What stands in the place of attention and convolves `taps` positions by a kernel (elements, taps)."""
 
     kernel: Spec
     taps: int
 
     @property
     def window(self) -> int:
-        """Positions that are read, the token's own included."""
+        """Positions that are read for themselves, the token's own included."""
         return self.taps
 
     def window_within(self, positions: int) -> int:
         """The window; a cache of any number of positions is a ring."""
         return self.taps
+
+
+@dataclass(frozen=True, slots=True)
+class Convolve(Convolving):
+    """A short convolution in the place of attention. `Project` makes three vectors, one after the other. The product of
+    the first and the third goes into the cache; this token's and those of the ones before, `taps` in all, are summed,
+    each times its column of the kernel (dim, taps), the token's own being the last. Times the second it is "mixed"."""
 
     @property
     def role(self) -> Literal["convolution"]:
@@ -198,7 +203,7 @@ class Convolve:
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(Convolving):
     """A gated delta net in the place of attention (arXiv:2412.06464).
 
     `Project` makes queries and keys of `key_heads` heads and values of `heads`, then as many gates as values, then of
@@ -209,25 +214,14 @@ class Delta:
     comes of the head. That is normalized by its root mean square and multiplied by SiLU of its gates: "mixed".
     """
 
-    kernel: Spec
     bias: Spec
     decay: Spec
     norm: Spec
-    taps: int
     heads: int
     key_heads: int
     """A head of values takes the queries and keys of the one with its number modulo this."""
     width: int
     """Elements of a head."""
-
-    @property
-    def window(self) -> int:
-        """Positions that are read for themselves, the token's own included."""
-        return self.taps
-
-    def window_within(self, positions: int) -> int:
-        """The window; a cache of any number of positions is a ring."""
-        return self.taps
 
     @property
     def channels(self) -> int:
@@ -447,7 +441,7 @@ class Network:
         match op:
             case Project():
                 return ()
-            case Attend() | Convolve() | Delta() | Gate():
+            case Attend() | Convolving() | Gate():
                 inner = "hidden" if isinstance(op, Gate) else "mixed"
                 adds = (one for one in self.blocks[layer] if isinstance(one, Add) and one.reads == inner)
                 return tuple((layer, add) for add in adds)

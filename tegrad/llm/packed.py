@@ -23,7 +23,7 @@ from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.formats import F16, F32, PLAIN, BlockType
 from tegrad.llm.gguf import Gguf, Progress, TensorInfo
 from tegrad.llm.matvec import Part
-from tegrad.llm.network import Attend, Convolve, Delta, Logits, Op, Project, Spec
+from tegrad.llm.network import Attend, Convolving, Logits, Op, Project, Spec
 from tegrad.llm.programs import Programs
 from tegrad.llm.state import STATE_SPEC
 from tegrad.llm.stream import PIECE_BYTES, Piece, Stream
@@ -262,7 +262,7 @@ class PackedModel(Closing):
                 return (self.output,)
             case Project():
                 return self.layers[layer].qkv
-            case Attend() | Convolve() | Delta():
+            case Attend() | Convolving():
                 return ()
         return tuple(self.layers[layer].matrices[spec.name] for spec in op.matrices)
 

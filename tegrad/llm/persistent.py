@@ -27,7 +27,7 @@ from tegrad.llm.closing import Closing
 from tegrad.llm.errors import UnsupportedModelError, UntunedChipError
 from tegrad.llm.formats import FORMATS, PLAIN, SEGMENT, SET, BlockType
 from tegrad.llm.macros import ACTIVATIONS, QK_NORMS, ROPES, number
-from tegrad.llm.network import Add, Attend, Block, Convolve, Delta, Gate, Norm, NormKind, Project
+from tegrad.llm.network import Add, Attend, Block, Convolve, Convolving, Delta, Gate, Norm, NormKind, Project
 from tegrad.llm.network import Network as Operations
 from tegrad.llm.packed import PackedMatrix, PackedModel
 from tegrad.llm.programs import load_kernel
@@ -455,7 +455,7 @@ def _known_block(net: Operations, block: Block) -> bool:
     match block:
         case (
             Project() as project,
-            Attend() | Convolve() | Delta(),
+            Attend() | Convolving(),
             Add(reads="mixed") as first,
             Gate() as gated,
             Add() as last,

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tegrad.llm import convolution, delta, embedding
+from tegrad.llm import convolution, embedding
 from tegrad.llm.attention import Attention
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import Role
@@ -191,10 +191,8 @@ class DecodePlan(Closing):
                 return self._product(at, op, self._qkv)
             case Attend():
                 return [Named(op.role, at, self._attention_launch(at, op))]
-            case Convolve():
-                return [Named(op.role, at, self._convolution(at, op))]
-            case Delta():
-                return [Named(op.role, at, self._delta(at, op))]
+            case Convolve() | Delta():
+                return [Named(op.role, at, self._instead(at, op))]
             case Gate():
                 return self._product(
                     at, op, self._hidden, gated=op.gate is not None, activation=op.activation,
@@ -358,17 +356,9 @@ class DecodePlan(Closing):
             self._space, (mixed.x, mixed.q, mixed.s),
         )  # fmt: skip
 
-    def _convolution(self, at: int, op: Convolve) -> Launch:
-        mixed, readers, kernel = self._mixed, self._readers(at, op), self.model.layers[at].vectors[op.kernel.name]
-        return convolution.launch(
-            self._programs, self.config, op, self._states.states, self._qkv, kernel, self._cache.layers[at],
-            (mixed.x, mixed.q, mixed.s), floats=self._reads_x(readers), quantized=self._reads_q(readers),
-            overlap=self._overlap,
-        )  # fmt: skip
-
-    def _delta(self, at: int, op: Delta) -> Launch:
+    def _instead(self, at: int, op: Convolve | Delta) -> Launch:
         mixed, readers = self._mixed, self._readers(at, op)
-        return delta.step(
+        return convolution.step(
             self._programs, self.config, op, self.model.layers[at], self._states.states, self._qkv,
             self._cache.layers[at], (mixed.x, mixed.q, mixed.s), OUTPUT_X=int(self._reads_x(readers)),
             OUTPUT_Q=int(self._reads_q(readers)), OVERLAP=self._overlap,

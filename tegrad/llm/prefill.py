@@ -277,10 +277,10 @@ class Prefill(Closing):
         )  # fmt: skip
 
     def _convolution(self, size: int, at: int, op: Convolve) -> list[Launch]:
-        rows, kernel = self.rows, self.model.layers[at].vectors[op.kernel.name]
+        rows, out = self.rows, self.rows.mixed
         launch = convolution.launch(
-            rows.programs, self.config, op, self._chunk, rows.qkv, kernel, self.cache.layers[at], (rows.mixed,) * 3,
-            rows=size, chunk=True, halves=True, overlap=rows.overlaps(size),
+            rows.programs, self.config, op, self.model.layers[at], self._chunk, rows.qkv, self.cache.layers[at],
+            (out, out, out), rows=size, CHUNK=1, OUTPUT_H=1, OVERLAP=rows.overlaps(size),
         )  # fmt: skip
         return [launch]
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.gguf import Gguf, TensorInfo
-from tegrad.llm.network import Add, Attend, Convolve, Delta, Gate, Inner, Norm, Project, Spec
+from tegrad.llm.network import Add, Attend, Convolve, Convolving, Delta, Gate, Inner, Norm, Project, Spec
 from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS, Floats, attended, capped, sigmoid, softplus, unit
 
 
@@ -140,7 +140,7 @@ class Reference:
         first, second, third = np.split(products, 3, axis=1)
         return second * self._convolved(op, layer, first * third, past)
 
-    def _convolved(self, op: Convolve | Delta, layer: int, x: Floats, past: Past) -> Floats:
+    def _convolved(self, op: Convolving, layer: int, x: Floats, past: Past) -> Floats:
         """Sums (tokens, elements) of tokens' and earlier ones' x, each times its column of the kernel."""
         before = past.convolved.get(layer, np.zeros((op.taps - 1, x.shape[1]), np.float32))
         kept = past.convolved[layer] = np.concatenate([before, x])

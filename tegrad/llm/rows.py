@@ -18,7 +18,7 @@ from tegrad.llm.formats import F32, BlockType
 from tegrad.llm.gemm import Gemm, Operands, TilePicker, pick_quickest, scratch_bound
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.macros import NORMS, number
-from tegrad.llm.network import Add, Attend, Convolve, Delta, Gate, Logits, Mixer, Project, Reader
+from tegrad.llm.network import Add, Attend, Convolving, Gate, Logits, Mixer, Project, Reader
 from tegrad.llm.packed import PackedMatrix, PackedModel
 from tegrad.llm.programs import Programs
 from tegrad.llm.turns import Turns
@@ -83,7 +83,7 @@ class Rows(Closing):
             match op:
                 case Project():
                     launches += self._project(at, op, tokens, chunk)
-                case Attend() | Convolve() | Delta():
+                case Attend() | Convolving():
                     launches += mix(at, op)
                 case Gate():
                     launches += self._gated(at, op, tokens, chunk)

@@ -31,7 +31,7 @@ from exact import WIDTHS, Cached, Parts, Weights, by_sets, by_units, chain, not_
 from tegrad.llm.arch import Config
 from tegrad.llm.cache import AHEAD, KvCache
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.network import Attend, Convolve, Delta
+from tegrad.llm.network import Attend, Convolve, Convolving, Delta
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.plan import DecodePlan
@@ -123,7 +123,7 @@ class Filling:
         def layer(at: int) -> tuple[Any, Any]:
             rows = rows_of(mixers[at], positions, AHEAD)
             op = mixers[at]
-            if isinstance(op, Convolve | Delta):
+            if isinstance(op, Convolving):
                 kept = self._laid(self._layers[at][0][0], 0, rows, self._config.convolved(op))
                 states = self.states(at, depth) if isinstance(op, Delta) and depth else ()
                 return [kept[np.arange(depth) % rows]], states

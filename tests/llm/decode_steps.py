@@ -54,6 +54,11 @@ def decoded(path: Path, device: Any, tokens: Sequence[int], *, q8: bool = False,
     return np.array(found)
 
 
+def far(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """The largest difference, in deviations of theirs."""
+    return float(np.abs(ours - theirs).max() / theirs.std())
+
+
 def errors(logits: np.ndarray, exact: np.ndarray) -> tuple[float, float]:
     """Largest and root mean square difference, in deviations of the exact logits."""
     difference = (logits - exact) / exact.std()

@@ -24,7 +24,7 @@ from tegrad.llm.chips import Role
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import PLAIN, SET
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.network import Add, Attend, Convolve, Delta, Gate, Op, Project, Spec
+from tegrad.llm.network import Add, Attend, Convolve, Convolving, Delta, Gate, Op, Project, Spec
 from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS, attended, capped, sigmoid, softplus
 from tegrad.llm.reference import expanded
 from tegrad.llm.rope import Rope
@@ -196,7 +196,7 @@ class Parts:
 
         if isinstance(op, Attend):
             return Part((), None, np.zeros(0), vector(op.query_norm), vector(op.key_norm))
-        if isinstance(op, Convolve | Delta):
+        if isinstance(op, Convolving):
             rows = self.weights.rows(tensor_name(op.kernel, layer), 0, self.config.convolved(op))
             ends = [self.weights.vector(tensor_name(spec, layer)) for spec in op.specs[1:]]
             return Part((), None, np.zeros(0), kernel=rows, ends=tuple(ends))
@@ -250,7 +250,7 @@ class Parts:
         made: Floats = second * self._convolved(op, part, first * third, kept)
         return made
 
-    def _convolved(self, op: Convolve | Delta, part: Part, new: Floats, kept: Side) -> Floats:
+    def _convolved(self, op: Convolving, part: Part, new: Floats, kept: Side) -> Floats:
         """Sums (..., tokens, elements) over tokens' and earlier ones' elements, each times its column."""
         assert part.kernel is not None
         before = np.asarray(kept[0] if len(kept) else np.zeros((0, new.shape[-1])), np.float64)[-(op.taps - 1) :]

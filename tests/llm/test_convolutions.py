@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from decode_steps import far
 from tiny_llama import LARGE_EPS, TYPE, Shape, rewritten, write
 from tinygrad import dtypes
 
@@ -38,10 +39,6 @@ LFM2 = Shape(
 )  # fmt: skip
 """Layers 0, 2 and 3 convolve 4 positions."""
 TOKENS = np.random.default_rng(3).integers(0, LFM2.vocab, CONTEXT).tolist()
-
-
-def far(ours: np.ndarray, theirs: np.ndarray) -> float:
-    return float(np.abs(ours - theirs).max() / theirs.std())
 
 
 @pytest.fixture(scope="module")

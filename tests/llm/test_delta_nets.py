@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from decode_steps import far
 from networks import Shape as Sizes
 from networks import make
 from small_tunings import SMALL
@@ -54,10 +55,6 @@ QWEN = Shape(
 )  # fmt: skip
 """Layers 0, 1 and 3 are delta nets of six heads, of which three share each of two heads of keys."""
 TOKENS = np.random.default_rng(3).integers(0, QWEN.vocab, CONTEXT).tolist()
-
-
-def far(ours: np.ndarray, theirs: np.ndarray) -> float:
-    return float(np.abs(ours - theirs).max() / theirs.std())
 
 
 @pytest.fixture(scope="module")

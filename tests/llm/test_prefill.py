@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_llama
+from decode_steps import far
 from tiny_llama import TYPE, Shape
 
 from tegrad.llm import prefill as prefill_module
@@ -71,11 +72,6 @@ def reference(path: Path) -> Reference:
 
 
 TOKENS = np.random.default_rng(1).integers(0, SHAPE.vocab, 32).tolist()
-
-
-def far(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """The largest difference, in deviations of theirs."""
-    return float(np.abs(ours - theirs).max() / theirs.std())
 
 
 def test_chunks_of_a_prompt_give_the_references_logits(model: PackedModel, reference: Reference) -> None:

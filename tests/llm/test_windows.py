@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from decode_steps import far
 from tiny_llama import SHAPES, TYPE, write
 from tinygrad import dtypes
 
@@ -33,10 +34,6 @@ CAPPED = {**SHAPES["gemma3"].extra, "gemma3.final_logit_softcapping": 60.0}
 GEMMA = replace(SHAPES["gemma3"], dim=64, ffn=64, heads=2, head_dim=64, context=CONTEXT, vocab=96, extra=CAPPED)
 """Two layers with windows of 9 positions, one without; and logits that are capped about where they are."""
 TOKENS = np.random.default_rng(3).integers(0, GEMMA.vocab, CONTEXT).tolist()
-
-
-def far(ours: np.ndarray, theirs: np.ndarray) -> float:
-    return float(np.abs(ours - theirs).max() / theirs.std())
 
 
 @pytest.fixture(scope="module")
