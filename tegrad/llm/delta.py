@@ -15,7 +15,7 @@ from tegrad.llm.programs import Programs
 from tegrad.nv.gpu import Buffer
 from tegrad.nv.replay import Launch
 
-WIDTHS = (32, 64, 96, 128, 160, 192, 224, 256)
+WIDTHS = (32, 64, 96, 128)
 """Elements of a head that the kernels take."""
 
 

@@ -145,8 +145,8 @@ class Filling:
         """A delta net's matrices (heads, keys, values) before a position: there are two, by whether that is odd."""
         op = self._config.network.mixers[layer]
         assert isinstance(op, Delta)
-        both = np.resize(self._layers[layer][0][1], (2, op.heads, op.width, op.width))
-        return np.swapaxes(both[position % 2], -1, -2)
+        both: NDArray[Any] = np.resize(self._layers[layer][0][1], (2, op.heads, op.width, op.width))
+        return both[position % 2]
 
     @staticmethod
     def _laid(some: NDArray[Any], head: int, positions: int, width: int) -> NDArray[Any]:

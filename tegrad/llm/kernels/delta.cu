@@ -14,8 +14,10 @@ extern "C" __global__ void __launch_bounds__(4 * DELTA_WIDTH) delta(
     const State *sequences, const float *products, const float *kernel, const float *bias, const float *decay,
     const float *norm, float *kept, float *states, float *x, signed char *q, float *s
 ) {
-    __shared__ alignas(16) float found[4 * DELTA_WIDTH];
-    __shared__ float room[4 * DELTA_WIDTH / 32], made[DELTA_WIDTH];
+    using OwnHead = HeadState<4 * DELTA_WIDTH>;
+    __shared__ OwnHead::Sums sums;
+    __shared__ alignas(16) float deltas[DELTA_WIDTH];
+    __shared__ float found[4 * DELTA_WIDTH], room[4 * DELTA_WIDTH / 32];
     allow_next();
     const int head = blockIdx.x, row = blockIdx.y, thread = threadIdx.x, which = thread / DELTA_WIDTH;
     if (!sequences[row].active) return;
@@ -31,10 +33,8 @@ extern "C" __global__ void __launch_bounds__(4 * DELTA_WIDTH) delta(
         const bool there = which < 3 && back > 0 && back <= position;
         before[back] = there ? ring[(size_t)((position - back) % DELTA_ROWS) * CHANNELS] : 0;
     }
-    const int at = thread / 4, part = thread % 4;
-    const size_t place = ((size_t)head * DELTA_WIDTH + at) * DELTA_WIDTH;
-    Column state;
-    state.load(states + state_before(row, position) + place, part, position > 0);
+    states += (size_t)head * DELTA_WIDTH * DELTA_WIDTH;
+    const OwnHead state(states + state_before(row, position), position > 0, thread);
     await_previous();
 
     const float *mine = products + (size_t)row * PRODUCTS;
@@ -51,18 +51,22 @@ extern "C" __global__ void __launch_bounds__(4 * DELTA_WIDTH) delta(
     found[thread] = which == 0 ? value * length * rsqrtf((float)DELTA_WIDTH) : which == 1 ? value * length : value;
     __syncthreads();
 
-    const float4 *query = (const float4 *)found, *key = query + DELTA_WIDTH / 4;
-    const float *ends = mine + CHANNELS + INNER;
-    const float out = state.step([=](int i) { return key[4 * i + part]; }, [=](int i) { return query[4 * i + part]; },
-                                 found[2 * DELTA_WIDTH + at],
-                                 decayed(ends[DELTA_HEADS + head], bias[head], decay[head]), sigmoid(ends[head]));
-    state.store(states + state_before(row, position + 1) + place, part);
-    if (part == 0) made[at] = out;
+    state.multiply(found + DELTA_WIDTH, found, sums);
     __syncthreads();
-    value = thread < DELTA_WIDTH ? made[thread] : 0;
+    const float *ends = mine + CHANNELS + INNER;
+    const float by = decayed(ends[DELTA_HEADS + head], bias[head], decay[head]);
+    value = 0;
+    if (thread < DELTA_WIDTH) {
+        const float own = found[2 * DELTA_WIDTH + thread];
+        const float2 made = OwnHead::column(sums, thread, own, by, sigmoid(ends[head]), 1, 1);
+        deltas[thread] = made.x, value = made.y;
+    }
     const float factor = rsqrtf(head_total(value * value, room) / DELTA_WIDTH + DELTA_EPS);
-    if (thread >= DELTA_WIDTH) return;
-    value *= factor * norm[thread] * silu(mine[CHANNELS + head * DELTA_WIDTH + thread]);
-    const Mixed to = {x, q, s};
-    to.put<INNER>(row, head * DELTA_WIDTH + thread, value, true);
+    if (thread < DELTA_WIDTH) {
+        value *= factor * norm[thread] * silu(mine[CHANNELS + head * DELTA_WIDTH + thread]);
+        const Mixed to = {x, q, s};
+        to.put<INNER>(row, head * DELTA_WIDTH + thread, value, true);
+    }
+    state.store(states + state_before(row, position + 1), by, found + DELTA_WIDTH,
+                ((const float4 *)deltas)[state.unit]);
 }

@@ -16,7 +16,53 @@
 
 using namespace deltas;
 
-constexpr int MADE = CHANNELS + 2 * DELTA_HEADS;
+constexpr int MADE = CHANNELS + 2 * DELTA_HEADS, QUADS = DELTA_WIDTH / 16;
+
+// A quarter of a column of a head's state: in each of four lanes `part` four of 16 elements in turn.
+struct Column {
+    float4 s[QUADS];
+
+    __device__ __forceinline__ void load(const float *column, int part, bool there) {
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            const float *at = column + (16 * i + 4 * part) * DELTA_WIDTH;
+            s[i] = there ? make_float4(at[0], at[DELTA_WIDTH], at[2 * DELTA_WIDTH], at[3 * DELTA_WIDTH])
+                         : make_float4(0, 0, 0, 0);
+        }
+    }
+    __device__ __forceinline__ void store(float *column, int part) const {
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            float *at = column + (16 * i + 4 * part) * DELTA_WIDTH;
+            at[0] = s[i].x, at[DELTA_WIDTH] = s[i].y, at[2 * DELTA_WIDTH] = s[i].z, at[3 * DELTA_WIDTH] = s[i].w;
+        }
+    }
+    // What comes of the column after a token, in each of its four lanes, of this lane's elements of a key and a query.
+    __device__ __forceinline__ float step(const float4 *key, const float4 *query, float value, float decay,
+                                          float beta) {
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            const float4 k = key[i];
+            s[i].x *= decay, s[i].y *= decay, s[i].z *= decay, s[i].w *= decay;
+            sum += s[i].x * k.x + s[i].y * k.y + s[i].z * k.z + s[i].w * k.w;
+        }
+        const float delta = (value - quarters(sum)) * beta;
+        sum = 0;
+#pragma unroll
+        for (int i = 0; i < QUADS; i++) {
+            const float4 k = key[i], q = query[i];
+            s[i].x = fmaf(k.x, delta, s[i].x), s[i].y = fmaf(k.y, delta, s[i].y);
+            s[i].z = fmaf(k.z, delta, s[i].z), s[i].w = fmaf(k.w, delta, s[i].w);
+            sum += s[i].x * q.x + s[i].y * q.y + s[i].z * q.z + s[i].w * q.w;
+        }
+        return quarters(sum);
+    }
+    __device__ __forceinline__ static float quarters(float v) {
+        v += __shfl_xor_sync(0xffffffffu, v, 1);
+        return v + __shfl_xor_sync(0xffffffffu, v, 2);
+    }
+};
 
 extern "C" __global__ void __launch_bounds__(STAGE == 1 ? 128 : DELTA_WIDTH) delta_rows(
     const Chunk *chunk, const float *products, const float *kernel, const float *bias, const float *decay,
@@ -52,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(STAGE == 1 ? 128 : DELTA_WIDTH) del
     to[channel] = value;
 #elif STAGE == 1
     const int head = blockIdx.x, at = blockIdx.y * 32 + thread / 4, part = thread % 4, own = head % DELTA_KEYS;
-    const size_t place = ((size_t)head * DELTA_WIDTH + at) * DELTA_WIDTH;
+    const size_t place = (size_t)head * DELTA_WIDTH * DELTA_WIDTH + at;
     Column state;
     state.load(states + state_before(chunk->slot, start) + place, part, start > 0);
     struct Token {
@@ -76,8 +122,7 @@ extern "C" __global__ void __launch_bounds__(STAGE == 1 ? 128 : DELTA_WIDTH) del
         if (token + 1 < count) next.load(made + (size_t)(token + 1) * MADE, own, head, at, part);
         // Whoever takes the last token again finds the state before it.
         if (token + 1 == count) state.store(states + state_before(chunk->slot, start + token) + place, part);
-        const float out = state.step([&](int i) { return now.k[i]; }, [&](int i) { return now.q[i]; }, now.value,
-                                     now.decay, now.beta);
+        const float out = state.step(now.k, now.q, now.value, now.decay, now.beta);
         if (part == 0) made[(size_t)token * MADE + (2 * DELTA_KEYS + head) * DELTA_WIDTH + at] = out;
     }
     state.store(states + state_before(chunk->slot, start + count) + place, part);

@@ -133,9 +133,11 @@ struct Attending {
 };
 
 #ifdef DELTA_HEADS
+using OwnHead = deltas::HeadState<CONSUMER_THREADS>;
 // A head's query, key, value and gates; the units that its beta and its decay are in; and what is made of them.
 struct Running {
-    alignas(16) float x[4 * DELTA_WIDTH + 16], found[3 * DELTA_WIDTH], made[DELTA_WIDTH], sums[3 * DELTA_WIDTH / 32];
+    alignas(16) float x[4 * DELTA_WIDTH + 16], deltas[DELTA_WIDTH], sums[3 * DELTA_WIDTH / 32];
+    OwnHead::Sums products;
 };
 #endif
 
@@ -619,26 +621,19 @@ __device__ __noinline__ void attend_split(Word word, Work &work, unsigned char *
 // A head of a delta net: what comes of it in work.sums, by all consumers.
 __device__ __noinline__ void run_delta(Word word, Work &work, int position, int thread) {
     using namespace deltas;
-    constexpr int W = DELTA_WIDTH, AT_ONCE = CONSUMER_THREADS / 4;  // columns
-    constexpr int EACH = (3 * W + CONSUMER_THREADS - 1) / CONSUMER_THREADS;
-    const int head = word[HEAD], own = head % DELTA_KEYS, part = thread % 4;
+    constexpr int W = DELTA_WIDTH, EACH = (3 * W + CONSUMER_THREADS - 1) / CONSUMER_THREADS;
+    static_assert(W <= CONSUMER_THREADS, "a consumer has a column");
+    const int head = word[HEAD], own = head % DELTA_KEYS;
     const float *kernel = (const float *)word.address(RUN), *norm = (const float *)word.address(NORM);
-    float *ring = (float *)word.address(RUN + 4), *states = (float *)word.address(RUN + 8);
+    float *ring = (float *)word.address(RUN + 4);
+    float *states = (float *)word.address(RUN + 8) + (size_t)head * W * W;
     Running &run = work.running;
     const auto channel_of = [&](int at) {
         return at < 2 * W ? (at / W * DELTA_KEYS + own) * W + at % W : (2 * DELTA_KEYS + head) * W + at % W;
     };
-    const auto column_at = [&](int column, int at) {
-        return states + state_before(0, at) + ((size_t)head * W + column) * W;
-    };
+    float *found = work.scratch[0];
+    static_assert(3 * W <= CONSUMERS * 32 * HELD, "what is convolved lies in the consumers' scratch");
     // The state, and what is convolved of earlier tokens, is of no stage of this step.
-    // One column is in registers then, and the rest in L2.
-    Column state;
-    if (thread / 4 < W) state.load(column_at(thread / 4, position), part, position > 0);
-#pragma unroll 1
-    for (int column = thread / 4 + AT_ONCE; column < W; column += AT_ONCE)
-        for (int i = part; i < W / 8; i += 4)
-            asm volatile("prefetch.global.L2 [%0];" :: "l"(column_at(column, position) + 8 * i));
     const float bias = __ldg((const float *)word.address(BIAS) + head);
     const float decay = __ldg((const float *)word.address(EXTRA) + head);
     float before[EACH], last[EACH];
@@ -656,15 +651,17 @@ __device__ __noinline__ void run_delta(Word word, Work &work, int position, int 
             before[i] = fmaf(there, __ldg(column - back), before[i]);
         }
     }
+    const OwnHead state(states + state_before(0, position), position > 0, thread);
     barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         const int at = thread + i * CONSUMER_THREADS;
         if (at >= 3 * W) continue;  // whole warps
+        const float fresh = run.x[at];
         if (at >= 2 * W || head < DELTA_KEYS)
-            ring[(size_t)((unsigned)position % DELTA_ROWS) * CHANNELS + channel_of(at)] = run.x[at];
-        float value = silu(fmaf(run.x[at], last[i], before[i]));
-        run.found[at] = value;
+            ring[(size_t)((unsigned)position % DELTA_ROWS) * CHANNELS + channel_of(at)] = fresh;
+        float value = silu(fmaf(fresh, last[i], before[i]));
+        found[at] = value;
         value = warp_total(value * value);
         if (thread % 32 == 0) run.sums[at / 32] = value;
     }
@@ -675,23 +672,28 @@ __device__ __noinline__ void run_delta(Word word, Work &work, int position, int 
     const float query_by = rsqrtf(lengths[0]) * rsqrtf((float)W), key_by = rsqrtf(lengths[1]);
     const float by = decayed(run.x[4 * W + 8 + (CHANNELS + INNER + DELTA_HEADS + head) % 8], bias, decay);
     const float beta = sigmoid(run.x[4 * W + (CHANNELS + INNER + head) % 8]);
-    const float4 *query = (const float4 *)run.found, *key = query + W / 4;
-#pragma unroll 1
-    for (int column = thread / 4; column < W; column += AT_ONCE) {
-        if (column >= AT_ONCE) state.load(column_at(column, position), part, position > 0);
-        const float out = state.step(
-            [=](int i) { return key[4 * i + part]; }, [=](int i) { return query[4 * i + part]; },
-            run.found[2 * W + column], by, beta, key_by, query_by);
-        state.store(column_at(column, position + 1), part);
-        if (part == 0) run.made[column] = out;
+    const float scale = thread < W ? __ldg(norm + thread) : 0;
+    state.multiply(found + W, found, run.products);
+    barrier_sync<CONSUMER_WARPS>(CONSUMER_THREADS);
+    float value = 0, gate = 0;
+    if (thread < W) {  // whole warps
+        const float2 made = OwnHead::column(run.products, thread, found[2 * W + thread], by, beta, key_by, query_by);
+        run.deltas[thread] = made.x, value = made.y, gate = scale * silu(run.x[3 * W + thread]);
+        const float size = warp_total(value * value);
+        if (thread % 32 == 0) run.sums[thread / 32] = size;
     }
     barrier_sync<CONSUMER_WARPS>(CONSUMER_THREADS);
     float size = 0;
-    for (int at = thread % 32; at < W; at += 32) size += run.made[at] * run.made[at];
-    const float factor = rsqrtf(warp_total(size) / W + DELTA_EPS);
-    for (int at = thread; at < W; at += CONSUMER_THREADS)
-        work.sums[at] = run.made[at] * factor * __ldg(norm + at) * silu(run.x[3 * W + at]);
+#pragma unroll
+    for (int i = 0; i < W / 32; i++) size += run.sums[i];
+    if (thread < W) work.sums[thread] = value * rsqrtf(size / W + DELTA_EPS) * gate;
+    const float4 deltas = ((const float4 *)run.deltas)[state.unit];
     barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
+    // What the next token reads is out of the way of what others wait for; from here on `running` may be the next
+    // stage's input.
+    barrier_sync<HANDED_ON>(CONSUMER_THREADS + EPILOGUE_THREADS);
+    state.store(states + state_before(0, position + 1), by, found + W, deltas);
+    barrier_sync<CONSUMER_WARPS>(CONSUMER_THREADS);  // the scratch is theirs again
 }
 #endif
 
@@ -726,6 +728,29 @@ __device__ __forceinline__ void consume(Reader reader, Work &work, Pipeline &pip
 
 // --- the producer warp -----------------------------------------------------------------------------------------------
 
+#ifdef DELTA_HEADS
+// The state, and what is convolved of earlier tokens, of a head of a delta net.
+__device__ __forceinline__ void prefetch_delta(Word word, int position, int lane) {
+    using namespace deltas;
+    constexpr int W = DELTA_WIDTH;
+    const int head = word[HEAD], own = head % DELTA_KEYS;
+    const auto prefetch = [=](const float *from, int floats) {
+#pragma unroll 1
+        for (int i = lane; i < floats / 32; i += 32) asm volatile("prefetch.global.L2 [%0];" :: "l"(from + 32 * i));
+    };
+    const float *kernel = (const float *)word.address(RUN), *ring = (const float *)word.address(RUN + 4);
+    if (position > 0)
+        prefetch((const float *)word.address(RUN + 8) + state_before(0, position) + (size_t)head * W * W, W * W);
+#pragma unroll 1
+    for (int side = 0; side < 3; side++) {
+        const int channel = (side < 2 ? side * DELTA_KEYS + own : 2 * DELTA_KEYS + head) * W;
+        prefetch(kernel + (size_t)channel * DELTA_TAPS, W * DELTA_TAPS);
+        for (int back = 1; back < DELTA_TAPS && back <= position; back++)
+            prefetch(ring + (size_t)((unsigned)(position - back) % DELTA_ROWS) * CHANNELS + channel, W);
+    }
+}
+#endif
+
 __device__ __forceinline__ void fill(Reader reader, Pipeline &pipeline, unsigned char *buffer, int position, int lane) {
     Producer producer;
     for (Word word; reader.take(word);) {
@@ -735,6 +760,12 @@ __device__ __forceinline__ void fill(Reader reader, Pipeline &pipeline, unsigned
             const attend::Range rows = attend::range(seen(word, position), word[SPLIT_OF]);
             attend::produce_part(producer, pipeline, buffer, keys_of(word, position), values_of(word, position), rows,
                                  lane);
+            continue;
+        }
+#endif
+#ifdef DELTA_HEADS
+        if (op == DELTA) {  // long before its turn: what it reads into L2
+            prefetch_delta(word, position, lane);
             continue;
         }
 #endif
@@ -1315,6 +1346,7 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
             }
         }
         epilogue.published(stage);
+        if (is_delta(op)) barrier_arrive<HANDED_ON>(CONSUMER_THREADS + EPILOGUE_THREADS);
         timestamp(timestamps, work, stage, 3, thread);
     }
 }
