@@ -225,6 +225,21 @@ def test_a_conversation_goes_on_and_back(engine: Engine, expected: np.ndarray) -
 
 
 @pytest.mark.board
+@pytest.mark.parametrize("width", [96, 128])
+def test_prompts_of_any_length_and_what_follows_them_are_right(tmp_path: Path, device: str, width: int) -> None:
+    """A chunk's tokens go four at a time, sixteen on their way, and the last by itself."""
+    extra = {**QWEN.extra, "qwen35.ssm.state_size": width, "qwen35.ssm.inner_size": 6 * width}
+    path = write(tmp_path / "model.gguf", replace(QWEN, delta=(6, 2, width), extra=extra), TYPE.F16)
+    expected = Reference(path).logits(TOKENS[:66])
+    with Gguf.open(path) as file, Engine(file, 80, device=device, short=8, chunks=(64,)) as engine:
+        for length in (1, 2, 3, 5, 6, 9, 17, 18, 20, 34, 50, 64, 65):
+            engine.reset()
+            assert far(engine.feed(TOKENS[:length]), expected[length - 1]) < 0.02
+            engine.reset(length - 1)
+            assert far(engine.feed(TOKENS[length - 1 : length + 1]), expected[length]) < 0.02
+
+
+@pytest.mark.board
 def test_a_last_token_is_taken_again_without_those_before(
     engine: Engine, expected: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:

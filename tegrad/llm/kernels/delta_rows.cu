@@ -9,6 +9,7 @@
 // Macros: those of delta.cuh and mixed.cuh, OVERLAP.
 //   made   float32 (tokens, CHANNELS + 2 * DELTA_HEADS): what stage 0 makes
 //   others as in delta.cu
+#include "async.cuh"
 #include "chunk.cuh"
 #include "delta.cuh"
 #include "mixed.cuh"
@@ -16,53 +17,73 @@
 
 using namespace deltas;
 
-constexpr int MADE = CHANNELS + 2 * DELTA_HEADS, QUADS = DELTA_WIDTH / 16;
+constexpr int MADE = CHANNELS + 2 * DELTA_HEADS;
+// A lane has a column of ROWS of a head's state. Tokens are taken BLOCK at a time: with S' = g S + k d for each, what a
+// block makes of S and reads of it are sums of S with its keys and queries, and of these with each other.
+constexpr int WARPS = 4, ROWS = DELTA_WIDTH / WARPS, COLUMNS = 32, BLOCK = 4, TILE = 4 * BLOCK;
 
-// A quarter of a column of a head's state: in each of four lanes `part` four of 16 elements in turn.
-struct Column {
-    float4 s[QUADS];
-
-    __device__ __forceinline__ void load(const float *column, int part, bool there) {
-#pragma unroll
-        for (int i = 0; i < QUADS; i++) {
-            const float *at = column + (16 * i + 4 * part) * DELTA_WIDTH;
-            s[i] = there ? make_float4(at[0], at[DELTA_WIDTH], at[2 * DELTA_WIDTH], at[3 * DELTA_WIDTH])
-                         : make_float4(0, 0, 0, 0);
-        }
-    }
-    __device__ __forceinline__ void store(float *column, int part) const {
-#pragma unroll
-        for (int i = 0; i < QUADS; i++) {
-            float *at = column + (16 * i + 4 * part) * DELTA_WIDTH;
-            at[0] = s[i].x, at[DELTA_WIDTH] = s[i].y, at[2 * DELTA_WIDTH] = s[i].z, at[3 * DELTA_WIDTH] = s[i].w;
-        }
-    }
-    // What comes of the column after a token, in each of its four lanes, of this lane's elements of a key and a query.
-    __device__ __forceinline__ float step(const float4 *key, const float4 *query, float value, float decay,
-                                          float beta) {
-        float sum = 0;
-#pragma unroll
-        for (int i = 0; i < QUADS; i++) {
-            const float4 k = key[i];
-            s[i].x *= decay, s[i].y *= decay, s[i].z *= decay, s[i].w *= decay;
-            sum += s[i].x * k.x + s[i].y * k.y + s[i].z * k.z + s[i].w * k.w;
-        }
-        const float delta = (value - quarters(sum)) * beta;
-        sum = 0;
-#pragma unroll
-        for (int i = 0; i < QUADS; i++) {
-            const float4 k = key[i], q = query[i];
-            s[i].x = fmaf(k.x, delta, s[i].x), s[i].y = fmaf(k.y, delta, s[i].y);
-            s[i].z = fmaf(k.z, delta, s[i].z), s[i].w = fmaf(k.w, delta, s[i].w);
-            sum += s[i].x * q.x + s[i].y * q.y + s[i].z * q.z + s[i].w * q.w;
-        }
-        return quarters(sum);
-    }
-    __device__ __forceinline__ static float quarters(float v) {
-        v += __shfl_xor_sync(0xffffffffu, v, 1);
-        return v + __shfl_xor_sync(0xffffffffu, v, 2);
-    }
+// What columns read of a token: its head's query and key, their values, decay and beta.
+struct Token {
+    alignas(16) float key[DELTA_WIDTH], query[DELTA_WIDTH], value[COLUMNS];
+    float decay, beta, reserved[2];
 };
+
+// Products of a block's keys, the first index, with its keys and queries of later tokens.
+struct Products {
+    float keys[BLOCK][BLOCK], queries[BLOCK][BLOCK];
+};
+
+// How many tokens go together: the last one is by itself, since whoever takes it again needs the state before it.
+__device__ __forceinline__ int tile_of(int first, int count) {
+    return first >= count ? 0 : first + 1 == count ? 1 : min(TILE, count - 1 - first);
+}
+
+// So many tokens, a token to a warp at a time; a block is filled up with tokens that change nothing. `values` is the
+// first of the columns' in `made`.
+__device__ __forceinline__ void copy_tokens(Token *to, const float *made, int tokens, int own, int head, int values) {
+    const int lane = threadIdx.x % 32;
+    for (int at = threadIdx.x / 32; at < (tokens + BLOCK - 1) / BLOCK * BLOCK; at += WARPS) {
+        const float *from = made + (size_t)at * MADE;
+        Token &token = to[at];
+        if (at >= tokens) {
+            for (int i = lane; i < DELTA_WIDTH; i += 32) token.key[i] = token.query[i] = 0;
+            token.value[lane] = token.beta = 0, token.decay = 1;
+            continue;
+        }
+        for (int i = lane; i < DELTA_WIDTH / 4; i += 32) {
+            copy_async<16>(shared_address(token.query + 4 * i), from + own * DELTA_WIDTH + 4 * i);
+            copy_async<16>(shared_address(token.key + 4 * i), from + (DELTA_KEYS + own) * DELTA_WIDTH + 4 * i);
+        }
+        if (lane < COLUMNS / 4) copy_async<16>(shared_address(token.value + 4 * lane), from + values + 4 * lane);
+        if (lane == 30) copy_async<4>(shared_address(&token.decay), from + CHANNELS + head);
+        if (lane == 31) copy_async<4>(shared_address(&token.beta), from + CHANNELS + DELTA_HEADS + head);
+    }
+    commit_copies();
+}
+
+__device__ __forceinline__ float product(float4 a, float4 b) {
+    return fmaf(a.x, b.x, a.y * b.y) + fmaf(a.z, b.z, a.w * b.w);
+}
+
+// By a warp.
+__device__ __forceinline__ void multiply_tokens(const Token *block, Products &to) {
+    const int lane = threadIdx.x % 32;
+    const bool there = 4 * lane < DELTA_WIDTH;
+    const float4 none = make_float4(0, 0, 0, 0);
+    float4 k[BLOCK], q[BLOCK];
+#pragma unroll
+    for (int i = 0; i < BLOCK; i++) {
+        k[i] = there ? ((const float4 *)block[i].key)[lane] : none;
+        q[i] = there ? ((const float4 *)block[i].query)[lane] : none;
+    }
+#pragma unroll
+    for (int one = 0; one < BLOCK; one++)
+#pragma unroll
+        for (int later = one; later < BLOCK; later++) {
+            const float keys = warp_total(product(k[one], k[later])), queries = warp_total(product(k[one], q[later]));
+            if (lane == 0) to.keys[one][later] = keys, to.queries[one][later] = queries;
+        }
+}
 
 extern "C" __global__ void __launch_bounds__(STAGE == 1 ? 128 : DELTA_WIDTH) delta_rows(
     const Chunk *chunk, const float *products, const float *kernel, const float *bias, const float *decay,
@@ -97,35 +118,83 @@ extern "C" __global__ void __launch_bounds__(STAGE == 1 ? 128 : DELTA_WIDTH) del
     }
     to[channel] = value;
 #elif STAGE == 1
-    const int head = blockIdx.x, at = blockIdx.y * 32 + thread / 4, part = thread % 4, own = head % DELTA_KEYS;
-    const size_t place = (size_t)head * DELTA_WIDTH * DELTA_WIDTH + at;
-    Column state;
-    state.load(states + state_before(chunk->slot, start) + place, part, start > 0);
-    struct Token {
-        float4 q[QUADS], k[QUADS];
-        float value, decay, beta;
-        __device__ __forceinline__ void load(const float *from, int own, int head, int at, int part) {
-#pragma unroll
-            for (int i = 0; i < QUADS; i++) {
-                q[i] = ((const float4 *)(from + own * DELTA_WIDTH))[4 * i + part];
-                k[i] = ((const float4 *)(from + (DELTA_KEYS + own) * DELTA_WIDTH))[4 * i + part];
-            }
-            value = from[(2 * DELTA_KEYS + head) * DELTA_WIDTH + at];
-            decay = from[CHANNELS + head], beta = from[CHANNELS + DELTA_HEADS + head];
-        }
+    __shared__ Token tiles[2][TILE];
+    __shared__ Products products_of[TILE / BLOCK];
+    __shared__ float parts[2][2 * BLOCK][WARPS][COLUMNS];
+    const int head = blockIdx.x, own = head % DELTA_KEYS, warp = thread / 32, lane = thread % 32;
+    const int values = (2 * DELTA_KEYS + head) * DELTA_WIDTH + blockIdx.y * COLUMNS;
+    const auto row_of = [=](int position, int i) {
+        const size_t row = (size_t)head * DELTA_WIDTH + warp * ROWS + i;
+        return states + state_before(chunk->slot, position) + row * DELTA_WIDTH + blockIdx.y * COLUMNS + lane;
     };
-    Token next;
-    next.load(made, own, head, at, part);
+    copy_tokens(tiles[0], made, tile_of(0, count), own, head, values);
+    float s[ROWS];
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) s[i] = start > 0 ? *row_of(start, i) : 0;
+    for (int first = 0, tokens, turn = 0; first < count; first += tokens, turn ^= 1) {
+        tokens = tile_of(first, count);
+        const int next = first + tokens;
+        copy_tokens(tiles[turn ^ 1], made + (size_t)next * MADE, tile_of(next, count), own, head, values);
+        wait_copies<1>();
+        __syncthreads();
+        if (warp * BLOCK < tokens) multiply_tokens(tiles[turn] + warp * BLOCK, products_of[warp]);
+        if (next == count)
+#pragma unroll
+            for (int i = 0; i < ROWS; i++) *row_of(start + first, i) = s[i];
 #pragma unroll 1
-    for (int token = 0; token < count; token++) {
-        const Token now = next;
-        if (token + 1 < count) next.load(made + (size_t)(token + 1) * MADE, own, head, at, part);
-        // Whoever takes the last token again finds the state before it.
-        if (token + 1 == count) state.store(states + state_before(chunk->slot, start + token) + place, part);
-        const float out = state.step(now.k, now.q, now.value, now.decay, now.beta);
-        if (part == 0) made[(size_t)token * MADE + (2 * DELTA_KEYS + head) * DELTA_WIDTH + at] = out;
+        for (int at = 0; at < tokens; at += BLOCK) {
+            const Token *block = tiles[turn] + at;
+            const auto four = [=](const float *from, int i) { return *(const float4 *)(from + warp * ROWS + i); };
+            float a[BLOCK] = {}, b[BLOCK] = {};
+#pragma unroll
+            for (int i = 0; i < ROWS; i += 4)
+#pragma unroll
+                for (int c = 0; c < BLOCK; c++) {
+                    const float4 k = four(block[c].key, i), q = four(block[c].query, i);
+                    a[c] = fmaf(s[i], k.x, a[c]), b[c] = fmaf(s[i], q.x, b[c]);
+                    a[c] = fmaf(s[i + 1], k.y, a[c]), b[c] = fmaf(s[i + 1], q.y, b[c]);
+                    a[c] = fmaf(s[i + 2], k.z, a[c]), b[c] = fmaf(s[i + 2], q.z, b[c]);
+                    a[c] = fmaf(s[i + 3], k.w, a[c]), b[c] = fmaf(s[i + 3], q.w, b[c]);
+                }
+            auto &room = parts[at / BLOCK % 2];  // the other one may still be read
+#pragma unroll
+            for (int c = 0; c < BLOCK; c++) room[c][warp][lane] = a[c], room[BLOCK + c][warp][lane] = b[c];
+            __syncthreads();
+            const Products &products = products_of[at / BLOCK];
+            float deltas[BLOCK], decay = 1;
+#pragma unroll
+            for (int c = 0; c < BLOCK; c++) {
+                const float now = block[c].decay;
+                decay *= now;
+                float by_key = 0, by_query = 0;
+#pragma unroll
+                for (int i = 0; i < WARPS; i++) by_key += room[c][i][lane], by_query += room[BLOCK + c][i][lane];
+                by_key *= decay, by_query *= decay;
+#pragma unroll
+                for (int one = 0; one < c; one++) {
+                    deltas[one] *= now;
+                    by_key = fmaf(deltas[one], products.keys[one][c], by_key);
+                }
+                deltas[c] = (block[c].value[lane] - by_key) * block[c].beta;
+#pragma unroll
+                for (int one = 0; one <= c; one++) by_query = fmaf(deltas[one], products.queries[one][c], by_query);
+                if (warp == c && at + c < tokens) made[(size_t)(first + at + c) * MADE + values + lane] = by_query;
+            }
+#pragma unroll
+            for (int i = 0; i < ROWS; i += 4) {
+                s[i] *= decay, s[i + 1] *= decay, s[i + 2] *= decay, s[i + 3] *= decay;
+#pragma unroll
+                for (int c = 0; c < BLOCK; c++) {
+                    const float4 k = four(block[c].key, i);
+                    s[i] = fmaf(k.x, deltas[c], s[i]), s[i + 1] = fmaf(k.y, deltas[c], s[i + 1]);
+                    s[i + 2] = fmaf(k.z, deltas[c], s[i + 2]), s[i + 3] = fmaf(k.w, deltas[c], s[i + 3]);
+                }
+            }
+        }
+        __syncthreads();
     }
-    state.store(states + state_before(chunk->slot, start + count) + place, part);
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) *row_of(start + count, i) = s[i];
     const int all = gridDim.x * gridDim.y * 128, first = (blockIdx.y * gridDim.x + blockIdx.x) * 128 + thread;
     const int from = count > DELTA_ROWS ? count - DELTA_ROWS : 0;
     for (int i = first; i < (count - from) * CHANNELS; i += all) {

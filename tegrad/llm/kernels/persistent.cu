@@ -689,9 +689,7 @@ __device__ __noinline__ void run_delta(Word word, Work &work, int position, int 
     if (thread < W) work.sums[thread] = value * rsqrtf(size / W + DELTA_EPS) * gate;
     const float4 deltas = ((const float4 *)run.deltas)[state.unit];
     barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
-    // What the next token reads is out of the way of what others wait for; from here on `running` may be the next
-    // stage's input.
-    barrier_sync<HANDED_ON>(CONSUMER_THREADS + EPILOGUE_THREADS);
+    // Nobody waits for what the next token reads; from here on `running` may be the next stage's input.
     state.store(states + state_before(0, position + 1), by, found + W, deltas);
     barrier_sync<CONSUMER_WARPS>(CONSUMER_THREADS);  // the scratch is theirs again
 }
@@ -1346,7 +1344,6 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
             }
         }
         epilogue.published(stage);
-        if (is_delta(op)) barrier_arrive<HANDED_ON>(CONSUMER_THREADS + EPILOGUE_THREADS);
         timestamp(timestamps, work, stage, 3, thread);
     }
 }
