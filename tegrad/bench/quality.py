@@ -59,7 +59,7 @@ _SHAPES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "q4km": (
         *("gemma3-1b", "phi4-mini", "exaone3.5-7.8b", "internlm2.5-1.8b", "seed-oss-36b", "glm4-9b"),
-        *("tiny-aya", "phi2", "jais2-8b", "aya-expanse-8b", "lfm2-1.2b", "qwen3.5-4b"),
+        *("tiny-aya", "phi2", "jais2-8b", "aya-expanse-8b", "lfm2-1.2b", "qwen3.5-0.8b"),
     ),
     "q5_0": ("1b", "gemma3-1b", "seed-oss-36b", "glm4-9b-2024"),
     "q5_1": ("1b", "phi4-mini"),
