@@ -20,8 +20,8 @@ WIDTHS = (32, 64, 96, 128)
 
 
 def made_bytes(op: Mixer) -> int:
-    """Bytes that a chunk's launches leave for each other, of a token."""
-    return 4 * (op.channels + 2 * op.heads) if isinstance(op, Delta) else 0
+    """Bytes that a chunk's launches leave for each other, of a token: a multiple of 16."""
+    return -(-4 * (op.channels + 2 * op.heads) // 16) * 16 if isinstance(op, Delta) else 0
 
 
 def macros(config: Config, op: Delta, rows: int) -> dict[str, Any]:

@@ -178,7 +178,7 @@ class Interpreter:
         self.states = [
             np.zeros((2, op.heads, op.width, op.width) if isinstance(op, Delta) else 0, np.float32) for op in mixers
         ]
-        """Of delta nets, before positions that are even and odd, by values and keys."""
+        """Of delta nets, before positions that are even and odd, by keys and values."""
         self.logits = np.zeros(net.output.rows, np.float32)
         self.begin(0, 0)
 
@@ -367,9 +367,9 @@ class Interpreter:
         beta, decay = spans[4][(ends + head) % UNIT], spans[5][(ends + op.heads + head) % UNIT]
         decay = np.exp(vectors[op.decay.name][head] * softplus(decay + vectors[op.bias.name][head]))
         state = (states[at % 2, head].astype(np.float64) if at else np.zeros((wide, wide))) * decay
-        state += np.outer((value - state @ key) * sigmoid(beta), key)
+        state += np.outer(key, (value - key @ state) * sigmoid(beta))
         states[(at + 1) % 2, head] = state
-        normed = unit(state @ query / np.sqrt(wide), self.config.eps) * vectors[op.norm.name]
+        normed = unit(query @ state / np.sqrt(wide), self.config.eps) * vectors[op.norm.name]
         self._hand(ins, normed * ACTIVATIONS["silu"](spans[3]))
 
     def _attend(self, ins: Instruction, op: Attend) -> None:

@@ -225,11 +225,15 @@ def test_a_conversation_goes_on_and_back(engine: Engine, expected: np.ndarray) -
 
 
 @pytest.mark.board
-@pytest.mark.parametrize("width", [96, 128])
-def test_prompts_of_any_length_and_what_follows_them_are_right(tmp_path: Path, device: str, width: int) -> None:
-    """A chunk's tokens go four at a time, sixteen on their way, and the last by itself."""
-    extra = {**QWEN.extra, "qwen35.ssm.state_size": width, "qwen35.ssm.inner_size": 6 * width}
-    path = write(tmp_path / "model.gguf", replace(QWEN, delta=(6, 2, width), extra=extra), TYPE.F16)
+@pytest.mark.parametrize(("heads", "keys", "width"), [(6, 2, 96), (6, 2, 128), (3, 1, 64)])
+def test_prompts_of_any_length_and_what_follows_them_are_right(
+    tmp_path: Path, device: str, heads: int, keys: int, width: int
+) -> None:
+    """A chunk's tokens go four at a time, sixteen on their way, and the last by itself. With an odd number of heads
+    every other token was not where 16 bytes may be copied from."""
+    sizes = {"state_size": width, "inner_size": heads * width, "time_step_rank": heads, "group_count": keys}
+    extra = {**QWEN.extra, **{f"qwen35.ssm.{key}": value for key, value in sizes.items()}}
+    path = write(tmp_path / "model.gguf", replace(QWEN, delta=(heads, keys, width), extra=extra), TYPE.F16)
     expected = Reference(path).logits(TOKENS[:66])
     with Gguf.open(path) as file, Engine(file, 80, device=device, short=8, chunks=(64,)) as engine:
         for length in (1, 2, 3, 5, 6, 9, 17, 18, 20, 34, 50, 64, 65):
@@ -291,16 +295,17 @@ def test_four_matrices_of_four_formats_are_multiplied(tmp_path: Path, device: st
 
 
 @pytest.mark.board
-@pytest.mark.parametrize("launches", ["many", "one"])
+@pytest.mark.parametrize(("launches", "width"), [("many", 64), ("one", 64), ("one", 96)])
 def test_a_step_may_be_taken_again(
-    path: Path, tmp_path: Path, device: str, expected: np.ndarray, launches: str
+    path: Path, tmp_path: Path, device: str, expected: np.ndarray, launches: str, width: int
 ) -> None:
     """As a stopped sequence's are while others go on, and one whose mask is late: also the first step after a chunk,
     and the last token of a chunk."""
     kind: Any = DecodePlan
     if launches == "one":
-        extra = {**QWEN.extra, "qwen35.ssm.time_step_rank": 8, "qwen35.ssm.inner_size": 512}
-        shape = replace(QWEN, dim=256, ffn=256, heads=8, delta=(8, 2, 64), extra=extra)
+        sizes = {"time_step_rank": 8, "inner_size": 8 * width, "state_size": width}
+        extra = {**QWEN.extra, **{f"qwen35.ssm.{key}": value for key, value in sizes.items()}}
+        shape = replace(QWEN, dim=256, ffn=256, heads=8 * width // 64, delta=(8, 2, width), extra=extra)
         path = write(tmp_path / "model.gguf", shape, TYPE.F16)
         expected, kind = Reference(path).logits(TOKENS[:64]), partial(PersistentPlan, tuning=SMALL, ctas=9)
     with (

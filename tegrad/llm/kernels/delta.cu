@@ -33,11 +33,14 @@ extern "C" __global__ void __launch_bounds__(4 * DELTA_WIDTH) delta(
         const bool there = which < 3 && back > 0 && back <= position;
         before[back] = there ? ring[(size_t)((position - back) % DELTA_ROWS) * CHANNELS] : 0;
     }
+    const float own_bias = bias[head], own_decay = decay[head], scale = thread < DELTA_WIDTH ? norm[thread] : 0;
     states += (size_t)head * DELTA_WIDTH * DELTA_WIDTH;
     const OwnHead state(states + state_before(row, position), position > 0, thread);
     await_previous();
 
-    const float *mine = products + (size_t)row * PRODUCTS;
+    const float *mine = products + (size_t)row * PRODUCTS, *ends = mine + CHANNELS + INNER;
+    const float by = decayed(ends[DELTA_HEADS + head], own_bias, own_decay), beta = sigmoid(ends[head]);
+    const float gate = thread < DELTA_WIDTH ? scale * silu(mine[CHANNELS + head * DELTA_WIDTH + thread]) : 0;
     float value = 0;
     if (which < 3) {
         const float fresh = mine[channel];
@@ -53,19 +56,16 @@ extern "C" __global__ void __launch_bounds__(4 * DELTA_WIDTH) delta(
 
     state.multiply(found + DELTA_WIDTH, found, sums);
     __syncthreads();
-    const float *ends = mine + CHANNELS + INNER;
-    const float by = decayed(ends[DELTA_HEADS + head], bias[head], decay[head]);
     value = 0;
     if (thread < DELTA_WIDTH) {
         const float own = found[2 * DELTA_WIDTH + thread];
-        const float2 made = OwnHead::column(sums, thread, own, by, sigmoid(ends[head]), 1, 1);
+        const float2 made = OwnHead::column(sums, thread, own, by, beta, 1, 1);
         deltas[thread] = made.x, value = made.y;
     }
     const float factor = rsqrtf(head_total(value * value, room) / DELTA_WIDTH + DELTA_EPS);
     if (thread < DELTA_WIDTH) {
-        value *= factor * norm[thread] * silu(mine[CHANNELS + head * DELTA_WIDTH + thread]);
         const Mixed to = {x, q, s};
-        to.put<INNER>(row, head * DELTA_WIDTH + thread, value, true);
+        to.put<INNER>(row, head * DELTA_WIDTH + thread, value * factor * gate, true);
     }
     state.store(states + state_before(row, position + 1), by, found + DELTA_WIDTH,
                 ((const float4 *)deltas)[state.unit]);

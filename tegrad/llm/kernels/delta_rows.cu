@@ -2,12 +2,12 @@
 //
 //   0: tokens' queries, keys and values, convolved, through SiLU and of length 1; and decay and beta.
 //      Grid (tokens, 2 * DELTA_KEYS + DELTA_HEADS), DELTA_WIDTH threads
-//   1: what comes of the state, token by token, in the place of the values; then the state, and the ring.
+//   1: what comes of the state, four tokens at a time, in the place of the values; then the state, and the ring.
 //      Grid (DELTA_HEADS, DELTA_WIDTH / 32), 128 threads: 32 columns of a head
 //   2: that, normed and gated, as halves. Grid (tokens, DELTA_HEADS), DELTA_WIDTH threads
 //
 // Macros: those of delta.cuh and mixed.cuh, OVERLAP.
-//   made   float32 (tokens, CHANNELS + 2 * DELTA_HEADS): what stage 0 makes
+//   made   float32 (tokens, CHANNELS + 2 * DELTA_HEADS, filled up to a multiple of 4): what stage 0 makes
 //   others as in delta.cu
 #include "async.cuh"
 #include "chunk.cuh"
@@ -17,7 +17,7 @@
 
 using namespace deltas;
 
-constexpr int MADE = CHANNELS + 2 * DELTA_HEADS;
+constexpr int MADE = (CHANNELS + 2 * DELTA_HEADS + 3) / 4 * 4;
 // A lane has a column of ROWS of a head's state. Tokens are taken BLOCK at a time: with S' = g S + k d for each, what a
 // block makes of S and reads of it are sums of S with its keys and queries, and of these with each other.
 constexpr int WARPS = 4, ROWS = DELTA_WIDTH / WARPS, COLUMNS = 32, BLOCK = 4, TILE = 4 * BLOCK;
@@ -28,7 +28,7 @@ struct Token {
     float decay, beta, reserved[2];
 };
 
-// Products of a block's keys, the first index, with its keys and queries of later tokens.
+// Products of a block's keys, the first index, with keys of later tokens, and with their queries and its own.
 struct Products {
     float keys[BLOCK][BLOCK], queries[BLOCK][BLOCK];
 };
@@ -80,7 +80,8 @@ __device__ __forceinline__ void multiply_tokens(const Token *block, Products &to
     for (int one = 0; one < BLOCK; one++)
 #pragma unroll
         for (int later = one; later < BLOCK; later++) {
-            const float keys = warp_total(product(k[one], k[later])), queries = warp_total(product(k[one], q[later]));
+            const float keys = later > one ? warp_total(product(k[one], k[later])) : 0;
+            const float queries = warp_total(product(k[one], q[later]));
             if (lane == 0) to.keys[one][later] = keys, to.queries[one][later] = queries;
         }
 }
@@ -122,10 +123,10 @@ extern "C" __global__ void __launch_bounds__(STAGE == 1 ? 128 : DELTA_WIDTH) del
     __shared__ Products products_of[TILE / BLOCK];
     __shared__ float parts[2][2 * BLOCK][WARPS][COLUMNS];
     const int head = blockIdx.x, own = head % DELTA_KEYS, warp = thread / 32, lane = thread % 32;
-    const int values = (2 * DELTA_KEYS + head) * DELTA_WIDTH + blockIdx.y * COLUMNS;
+    const int values = (2 * DELTA_KEYS + head) * DELTA_WIDTH + blockIdx.y * COLUMNS, slot = chunk->slot;
     const auto row_of = [=](int position, int i) {
         const size_t row = (size_t)head * DELTA_WIDTH + warp * ROWS + i;
-        return states + state_before(chunk->slot, position) + row * DELTA_WIDTH + blockIdx.y * COLUMNS + lane;
+        return states + state_before(slot, position) + row * DELTA_WIDTH + blockIdx.y * COLUMNS + lane;
     };
     copy_tokens(tiles[0], made, tile_of(0, count), own, head, values);
     float s[ROWS];
