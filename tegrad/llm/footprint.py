@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from tegrad.llm import delta, packing
-from tegrad.llm.arch import DEFAULT_CONTEXT, Config, stored_name
+from tegrad.llm.arch import DEFAULT_CONTEXT, Config, stored_name, tensor_name
 from tegrad.llm.cache import AHEAD, BLOCK, bytes_of, held, state_bytes
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import Gguf
@@ -63,6 +63,8 @@ class Footprint:
     weights: int
     q8: bool = False
     """Keys and values in q8_0."""
+    gates_apart: bool = False
+    """A layer whose gate and up are products of their own (`Rows`)."""
 
     @classmethod
     def of(cls, file: Gguf, *, q8: bool = False) -> Self:
@@ -77,7 +79,11 @@ class Footprint:
                 kind, (rows, columns) = own.check(file, spec, layer).type, map(config.size, spec.shape)
                 packing.check(kind, columns)
                 weights += packing.packed_bytes(kind, rows, columns)
-        return cls(config, weights, q8 and config.head_dim % BLOCK == 0)
+        gates = config.network.gate.matrices
+        kinds = [{own.check(file, spec, layer).type for spec in gates} for layer in range(own.layers)]
+        biases = [tensor_name(spec, layer, "bias") for spec in gates for layer in range(own.layers)]
+        apart = any(len(some) > 1 for some in kinds) or (len(gates) > 1 and any(map(file.tensors.get, biases)))
+        return cls(config, weights, q8 and config.head_dim % BLOCK == 0, apart)
 
     def at(self, positions: int) -> int:
         """Bytes with a context of so many positions."""
@@ -108,7 +114,8 @@ class Footprint:
             "normed": 2 * config.dim,
             "queries, keys, values": 4 * config.projected + 2 * config.size("query"),
             "mixed": 2 * config.mixed,
-            "hidden": 2 * config.ffn,
+            "hidden, and what up makes of it where that is a product of its own": config.ffn
+            * (2 + 4 * self.gates_apart),
             "what a delta net makes of tokens": max((delta.made_bytes(op) for op in mixers), default=0),
         }
         ropes = {op.rope for op in config.network.attends}

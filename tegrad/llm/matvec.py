@@ -64,6 +64,8 @@ class Product:
     activation: Activation = "none"
     residual: bool = False
     """Added to what is in `out`."""
+    times: bool = False
+    """Multiplied by what is in `out`."""
     out_x: bool = False
     out_q: bool = False
     out_norm: bool = False
@@ -85,8 +87,7 @@ class Product:
             raise UnsupportedModelError("a norm after a block is run with root mean squares alone")
         if self.packed and self.norm == "layer":
             raise UnsupportedModelError("a layer norm before packed matrices is a launch of its own")
-        if self.gated and self.parts[0] != self.parts[1]:
-            raise UnsupportedModelError("gate and up matrices differ in format: convert the model with one for both")
+        assert not self.gated or self.parts[0] == self.parts[1]
 
     @property
     def rows(self) -> int:
@@ -111,7 +112,7 @@ class Product:
             names += [f"w{index}", f"b{index}"] if self.bias else [f"w{index}"]
         wanted = {
             **(dict.fromkeys(JOINED, True) if self.joins else self._separate),
-            "out": self.out_x or self.residual,
+            "out": self.out_x or self.residual or self.times,
             "next_norm": self.out_norm,
             "out_q": self.out_q,
             "out_s": self.out_q,
@@ -205,6 +206,7 @@ class Product:
         }
         made |= {"JOIN": 1} if self.joins else {}
         made |= {"OUT_SS": 1} if self.out_ss else {}
+        made |= {"TIMES": 1} if self.times else {}
         made |= {"CAP": number(self.cap)} if self.activation == "cap" else {}
         for index, part in enumerate(self.parts):
             made |= {f"FORMAT{index}": part.kind.name, f"ROWS{index}": part.rows}

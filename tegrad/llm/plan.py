@@ -194,16 +194,30 @@ class DecodePlan(Closing):
             case Convolve() | Delta():
                 return [Named(op.role, at, self._instead(at, op))]
             case Gate():
-                return self._product(
-                    at, op, self._hidden, gated=op.gate is not None, activation=op.activation,
-                    readers=self._readers(at, op),
-                )  # fmt: skip
+                return self._gated(at, op)
             case Add():
                 (matrix,), source = self.model.matrices_of(at, op), self._mixed if op.reads == "mixed" else self._hidden
                 if op.norm is not None:
                     norm = self.model.layers[at].vectors[op.norm.spec.name]
                     return [Named(op.role, at, self._set_apart(op.role, matrix, source, norm))]
                 return [Named(op.role, at, self._add(op.role, matrix, source, *self._read_by(at, op)))]
+
+    def _gated(self, at: int, op: Gate) -> list[Named]:
+        """One launch; or two for gate and up in different formats, the second of which multiplies by what the first
+        left."""
+        gate, *ups = matrices = self.model.matrices_of(at, op)
+        readers = self._readers(at, op)
+        if all(up.kind is gate.kind for up in ups):
+            gated = op.gate is not None
+            return self._product(at, op, self._hidden, gated=gated, activation=op.activation, readers=readers)
+        before = list[Named]()
+        if self._waiting is not None:
+            before.append(Named("join", at, self._join(self._waiting, matrices, self._norm(at, op).weight)))
+        up = self._product(at, op, self._hidden, matrices=ups)
+        made = self._product(
+            at, op, self._hidden, matrices=(gate,), times=True, activation=op.activation, readers=readers
+        )
+        return [*before, *up, *made]
 
     def _norm(self, at: int, reader: Reader) -> _GivenNorm:
         """A reader's norm with its vectors: ones where there is no norm, zeros where it has no bias."""
@@ -218,27 +232,31 @@ class DecodePlan(Closing):
         reader: Reader,
         target: Vector | Buffer,
         *,
+        matrices: Sequence[PackedMatrix] = (),
         gated: bool = False,
+        times: bool = False,
         activation: Activation = "none",
         readers: Sequence[PackedMatrix] | None = None,
         best: bool = False,
         cap: float | None = None,
     ) -> list[Named]:
-        """A product of the normed residual stream; `readers` are the matrices that read what it writes."""
-        matrices, norm, source = self.model.matrices_of(at, reader), self._norm(at, reader), self._x
+        """A product of the normed residual stream with some of the reader's matrices, all unless given; `readers` are
+        those that read what it writes."""
+        norm, source = self._norm(at, reader), self._x
+        matrices = matrices or self.model.matrices_of(at, reader)
         layer, before = at if at < self.config.layers else None, list[Named]()
         alike = self._network.alike(at, reader)
         readers_of_norm = [matrix for one in alike for matrix in self.model.matrices_of(at, one)]
         if norm.kind == "layer" and self._reads_q(readers_of_norm):
-            if reader is alike[0]:
+            if reader is alike[0] and not times:
                 before.append(Named("norm", layer, self._layer_norm(readers_of_norm, norm)))
             source, norm = self._normed, norm._replace(kind="none")
         waiting, self._waiting = self._waiting, None
         product = Product(
             parts(matrices), matrices[0].columns, norm.kind, self.config.eps,
             self._ss_parts if waiting is None else waiting.ss_parts, gated, _biased(matrices),
-            activation if cap is None else "cap", out_x=readers is None or self._reads_x(readers), best=best,
-            out_q=readers is not None and self._reads_q(readers), joins=waiting is not None, cap=cap or 0.0,
+            activation if cap is None else "cap", times=times, out_x=readers is None or self._reads_x(readers),
+            best=best, out_q=readers is not None and self._reads_q(readers), joins=waiting is not None, cap=cap or 0.0,
         )  # fmt: skip
         given = {"norm": norm.weight, "norm_bias": norm.bias, "best": self.best, "best_row": self.best_row}
         if waiting is not None:

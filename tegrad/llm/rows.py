@@ -28,6 +28,7 @@ from tegrad.nv.program import LaunchError
 from tegrad.nv.replay import Launch
 
 NORM_THREADS: Final = 256
+TIMES_THREADS: Final = 256
 COUNT_AT: Final = 4
 """Where `count` lies in a Chunk."""
 
@@ -61,6 +62,7 @@ class Rows(Closing):
             self.qkv = take(4 * most * config.projected)
             self.mixed = take(2 * most * config.mixed)
             self._hidden = take(2 * most * config.ffn)
+            self._up = take(4 * most * config.ffn) if any(map(self._apart, range(config.layers))) else self._hidden
             # What is normalized before it is added to x.
             self._added = take(4 * most * config.dim) if self.network.last_add.norm is not None else self.x
             scratch, counters = scratch_bound(model.device)
@@ -105,11 +107,25 @@ class Rows(Closing):
         return launches
 
     def _gated(self, at: int, op: Gate, tokens: int, chunk: Buffer) -> list[Launch]:
-        first, *more = self.model.matrices_of(at, op)
-        _check_gated([first.kind, *(up.kind for up in more)], biased=any(one.bias for one in (first, *more)))
-        product = self.product(first, self.normed, self._hidden, tokens, chunk, second=more[0] if more else None,
-                               activation=op.activation, half_out=True)  # fmt: skip
-        return [*self._norm_once(at, op, tokens, chunk), product]
+        gate, *ups = self.model.matrices_of(at, op)
+        launches, x, hidden = self._norm_once(at, op, tokens, chunk), self.normed, self._hidden
+        form: dict[str, Any] = {"activation": op.activation, "half_out": True}
+        if not self._apart(at):
+            second = ups[0] if ups else None
+            return [*launches, self.product(gate, x, hidden, tokens, chunk, second=second, **form)]
+        program = self.programs("times_rows", buffers=3, COLUMNS=self.config.ffn, OVERLAP=self.overlaps(tokens))
+        grid, buffers = (tokens, -(-self.config.ffn // TIMES_THREADS), 1), (hidden, self._up, chunk.offset(COUNT_AT, 4))
+        return [
+            *launches,
+            self.product(ups[0], x, self._up, tokens, chunk),
+            self.product(gate, x, hidden, tokens, chunk, **form),
+            Launch(program, buffers, grid, (TIMES_THREADS, 1, 1)),
+        ]
+
+    def _apart(self, at: int) -> bool:
+        """Whether a layer's gate and up are products of their own: in different formats, or with biases."""
+        gate, *ups = matrices = self.model.matrices_of(at, self.network.gate)
+        return any(up.kind is not gate.kind for up in ups) or (bool(ups) and any(one.bias for one in matrices))
 
     def _norm_once(self, at: int, op: Project | Gate, tokens: int, chunk: Buffer) -> list[Launch]:
         """`normed` of x for an operation of a layer, unless one before it has made that."""
@@ -190,10 +206,6 @@ def check(file: Gguf) -> None:
             kind, (rows, columns) = own.check(file, there, layer).type, map(config.size, spec.shape)
             _check_kind(kind)
             Gemm(kind, rows, columns)  # which refuses others
-    for layer in range(own.layers):
-        names = [(spec, tensor_name(spec, layer, "bias")) for spec in net.gate.matrices]
-        kinds = [own.check(file, spec, layer).type for spec, _ in names]
-        _check_gated(kinds, biased=any(name in file.tensors for _, name in names))
 
 
 def _check_heads(config: Config) -> None:
@@ -206,17 +218,6 @@ def _check_kind(kind: BlockType) -> None:
         raise UnsupportedModelError(
             "prompts and batches of F32 matrices are not run, as products of halves are less exact: convert the "
             "model to F16"
-        )
-
-
-def _check_gated(kinds: Sequence[BlockType], *, biased: bool) -> None:
-    """Of gate and up, or up alone."""
-    if any(kind is not kinds[0] for kind in kinds):
-        raise UnsupportedModelError("gate and up matrices differ in format: convert the model with one for both")
-    if len(kinds) > 1 and biased:
-        raise UnsupportedModelError(
-            "biases of gate and up matrices are not run for many tokens at once: talk to the model with tegrad run or "
-            "tegrad chat, which take a token at a time"
         )
 
 

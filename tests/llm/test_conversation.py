@@ -30,7 +30,6 @@ SHAPE = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=1, contex
 STEPPED = {
     "rows of 32": (replace(SHAPE, dim=32, ffn=48, heads=2, kv_heads=1, context=128), TYPE.F32),
     "rows of 288": (replace(SHAPE, dim=288, ffn=576, heads=6, kv_heads=3, context=128), TYPE.F16),
-    "a bias of the gate": (replace(SHAPE, gate_bias=True, context=128), TYPE.Q8_0),
     "F32 matrices": (replace(SHAPE, context=128), TYPE.F32),
 }
 """Models that the kernels for prompts refuse."""

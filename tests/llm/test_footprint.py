@@ -15,7 +15,7 @@ from tegrad.bench.plans import DryDevice
 from tegrad.bench.plans import model as packed
 from tegrad.hw.chips import CHIPS
 from tegrad.llm.batch import Batch
-from tegrad.llm.cache import KvCache
+from tegrad.llm.cache import AHEAD, KvCache
 from tegrad.llm.engine import Engine
 from tegrad.llm.footprint import ALLOWANCE, Footprint, machine_room, module_room
 from tegrad.llm.gguf import Gguf
@@ -104,22 +104,34 @@ def test_a_module_leaves_less_than_it_has_and_a_machine_what_is_free() -> None:
     assert 0 < machine_room() < 1 << 50
 
 
+@pytest.mark.parametrize(("shape", "kinds"), [(Shape(), {"ffn_up": TYPE.Q4_0}), (Shape(gate_bias=True), {})])
+def test_gate_and_up_that_are_products_of_their_own_take_more(
+    shape: Shape, kinds: dict[str, TYPE], tmp_path: Path
+) -> None:
+    write(tmp_path / "a.gguf", Shape(), TYPE.Q8_0)
+    write(tmp_path / "b.gguf", shape, TYPE.Q8_0, kinds=kinds)
+    with Gguf.open(tmp_path / "a.gguf") as usual, Gguf.open(tmp_path / "b.gguf") as apart:
+        less, more = Footprint.of(usual), Footprint.of(apart)
+    assert (less.gates_apart, more.gates_apart) == (False, True)
+    assert more.at(64) - more.weights == less.at(64) - less.weights + AHEAD * 4 * shape.ffn
+
+
 def test_the_command_says_what_fits_and_what_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "a.gguf", Shape(), TYPE.Q8_0)
     write(tmp_path / "b.gguf", Shape(extra={"llama.logit_scale": 2.0}), TYPE.Q8_0)
     (tmp_path / "c.gguf").write_bytes(b"no GGUF")
-    write(tmp_path / "d.gguf", Shape(gate_bias=True), TYPE.Q8_0)
+    write(tmp_path / "d.gguf", Shape(), TYPE.F32)
     command = [sys.executable, "-m", "tegrad", "models", "--fit", "8", *map(str, sorted(tmp_path.iterdir()))]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
-    fits, scaled, none, biased = json.loads(done.stdout)
+    fits, scaled, none, floats = json.loads(done.stdout)
     assert fits["context"] == {"f16": 128, "q8_0": 128}
     assert fits["size"] == (tmp_path / "a.gguf").stat().st_size
     assert "logit_scale" in scaled["refused"]
     assert "is not a GGUF file" in none["refused"]
-    assert fits["unserved"] is scaled["unserved"] is none["unserved"] is biased["refused"] is None
-    assert "biases of gate and up" in biased["unserved"]
+    assert fits["unserved"] is scaled["unserved"] is none["unserved"] is floats["refused"] is None
+    assert "F32 matrices are not run" in floats["unserved"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "not served: biases of gate and up" in done.stdout.splitlines()[-1]
+    assert "not served: prompts and batches of F32 matrices" in done.stdout.splitlines()[-1]
     command[5:] = ["1", str(tmp_path / "a.gguf")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.endswith(" MB  does not fit\n")

@@ -305,8 +305,6 @@ UNSERVED: dict[str, tuple[Shape, dict[str, TYPE], str]] = {
     "f32": (SHAPE, {"": TYPE.F32}, "F32 matrices are not run, .*: convert the model to F16"),
     "one": (SHAPE, {"attn_k": TYPE.F32}, "F32 matrices are not run, .*: convert the model to F16"),
     "tied": (replace(SHAPE, tied=True), {"token_embd": TYPE.F32}, "F32 matrices are not run"),
-    "biased": (replace(SHAPE, gate_bias=True), {}, "biases of gate and up .*: talk to the model with tegrad run"),
-    "mixed": (SHAPE, {"ffn_up": TYPE.F16}, "gate and up matrices differ in format: convert the model"),
     "narrow": (replace(SHAPE, arch="gpt2", dim=96, heads=3, kv_heads=3), {}, "rows of 96 weights"),
 }
 

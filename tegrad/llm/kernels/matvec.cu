@@ -14,7 +14,8 @@
 //                 in q already and takes the sum of squares from SS_PARTS parts; floats are normed here. EPS
 //   JOIN          1: the input is a stream to which a product y, normed by itself, is still to be added: each CTA does
 //                 that for itself, and one of them stores the sum (join.cuh), and norms it where NORM is 1
-//   BIAS, ACTIVATION (0 none, 1 silu, 2 gelu, 3 CAP * tanh(v / CAP), 4 relu2), RESIDUAL (add to `out`)
+//   BIAS, ACTIVATION (0 none, 1 silu, 2 gelu, 3 CAP * tanh(v / CAP), 4 relu2), RESIDUAL (add to `out`), TIMES (multiply
+//                 by `out`: gate's product where that of up, in another format, lies there)
 //   OUT_X         store float32; OUT_Q: store int8 with a scale per 16 rows (OUT_NORM: of the row times next_norm, and
 //                 the sum of squares of every 32 rows, or of 16 where CTA_ROWS is 16); OUT_SS: such sums alone; BEST:
 //                 the largest of every 32 rows, and where
@@ -56,6 +57,9 @@
 #endif
 #ifndef RESIDUAL
 #define RESIDUAL 0
+#endif
+#ifndef TIMES
+#define TIMES 0
 #endif
 #ifndef OUT_X
 #define OUT_X 0
@@ -399,7 +403,7 @@ __device__ __forceinline__ void work(const Arguments &a, const unsigned char *co
     run.begin();
     await_previous();
 #endif
-#if RESIDUAL
+#if RESIDUAL || TIMES
     if (ends) before = a.out[base + row];
 #endif
 #if NORM == 1 && !JOIN
@@ -436,7 +440,11 @@ __device__ __forceinline__ void work(const Arguments &a, const unsigned char *co
     if (ends) {
         result = activate(fmaf(sums.row(0, threadIdx.x), scale, bias[0]));
         if constexpr (MATRICES == 2) result *= fmaf(sums.row(1, threadIdx.x), scale, bias[1]);
+#if TIMES
+        result *= before;
+#else
         result += before;
+#endif
     }
 #if OUT_X
     if (ends) a.out[base + row] = result;
@@ -512,7 +520,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) matvec(
     , const float *norm_bias
 #endif
 #endif
-#if OUT_X || RESIDUAL
+#if OUT_X || RESIDUAL || TIMES
     , float *out
 #endif
 #if OUT_NORM
@@ -547,7 +555,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) matvec(
     a.norm_bias = norm_bias;
 #endif
 #endif
-#if OUT_X || RESIDUAL
+#if OUT_X || RESIDUAL || TIMES
     a.out = out;
 #endif
 #if OUT_NORM

@@ -1,0 +1,71 @@
+"""Gate and up matrices in different formats, or with biases: two products instead of one that takes both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from decode_steps import decoded
+from numpy.typing import NDArray
+from tiny_llama import SHAPES, TYPE, Shape, write
+
+from tegrad.llm.batch import Batch
+from tegrad.llm.cache import KvCache
+from tegrad.llm.packed import PackedModel
+from tegrad.llm.prefill import Prefill
+from tegrad.llm.reference import Reference
+from tegrad.llm.rows import floats
+from tegrad.nv.gpu import opened
+
+TOKENS = 30
+PLAIN = Shape(dim=256, ffn=320, heads=4, kv_heads=2, vocab=101)
+CASES: dict[str, tuple[Shape, TYPE, dict[str, TYPE]]] = {
+    "blocks": (PLAIN, TYPE.Q8_0, {"ffn_up": TYPE.Q4_1}),
+    "gate in floats": (PLAIN, TYPE.Q8_0, {"ffn_gate": TYPE.F16}),
+    "up in floats, down too": (PLAIN, TYPE.Q8_0, {"ffn_up": TYPE.BF16, "ffn_down": TYPE.F16}),
+    "norms after blocks": (SHAPES["gemma2"], TYPE.Q8_0, {"ffn_gate": TYPE.Q5_1}),
+    "layer norms": (SHAPES["stablelm"], TYPE.Q8_0, {"ffn_up": TYPE.Q5_0}),
+    "parallel": (SHAPES["cohere2"], TYPE.Q8_0, {"ffn_up": TYPE.Q4_0}),
+    "biases": (replace(PLAIN, gate_bias=True), TYPE.Q8_0, {}),
+    "biases and formats": (replace(PLAIN, gate_bias=True), TYPE.F16, {"ffn_up": TYPE.Q8_0}),
+}
+
+
+def steps(path: Path, device: str, tokens: list[int]) -> NDArray[np.float32]:
+    return decoded(path, opened(device), tokens)
+
+
+def prompt(path: Path, device: str, tokens: list[int]) -> NDArray[np.float32]:
+    with (
+        PackedModel.load(path, "NV") as model,
+        KvCache(model.device, model.config, 64) as cache,
+        Prefill(model, cache, sizes=(16,)) as prefill,
+    ):
+        return prefill.score(tokens)
+
+
+def batch(path: Path, device: str, tokens: list[int]) -> NDArray[np.float32]:
+    """The last token's, beside two others."""
+    with PackedModel.load(path, "NV") as model, Batch(model, slots=3, positions=64, sizes=(48,)) as made:
+        first, *_ = [made.join(tokens[at:], limit=len(tokens) - at) for at in range(3)]
+        while not first.finished:
+            made.step()
+        return floats(model.device, made.logits, model.config.vocab)[None].copy()
+
+
+@pytest.mark.board
+@pytest.mark.parametrize("way", [steps, prompt, batch])
+@pytest.mark.parametrize("name", CASES)
+def test_gate_and_up_of_two_formats_or_with_biases_are_two_products(
+    name: str, way: Callable[[Path, str, list[int]], NDArray[np.float32]], tmp_path: Path, device: str
+) -> None:
+    shape, kind, kinds = CASES[name]
+    path = write(tmp_path / "model.gguf", shape, kind, kinds=kinds)
+    tokens = np.random.default_rng(5).integers(0, shape.vocab, TOKENS).tolist()
+    expected = Reference(path).logits(tokens)
+    found = way(path, device, tokens)
+    off = (found - expected[-len(found) :]) / expected.std()
+    assert np.sqrt((off**2).mean()) < (0.05 if way is steps else 5e-3)
