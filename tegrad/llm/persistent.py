@@ -225,7 +225,7 @@ class Persistent:
         given = {
             "POST_NORMS": model.sets_apart, "BY_MEAN": model.by_mean, "UNNORMED": model.project(0).norm is None,
             "UNGATED": model.gate.gate is None, "PARALLEL": model.parallel,
-            "RINGS": any(one.rows for one in net.layers),
+            "RINGS": any(one.rows for one in net.layers), "GATES_APART": _gates_apart(program),
         }  # fmt: skip
         made |= {name: 1 for name, there in given.items() if there}
         for name in Tuning.__dataclass_fields__:
@@ -310,6 +310,15 @@ def _splits_sets(program: Program) -> bool:
         out.first % SET or out.elements % SET
         for out in outputs
         if out is not None and out.vector not in (Vector.TOP, Vector.SQUARES)
+    )
+
+
+def _gates_apart(program: Program) -> bool:
+    """Whether some layer's gate and up are one after the other."""
+    return any(
+        stage.op is Op.GATE and ins.op is Op.GATE and ins.output is None
+        for stage in program.stages
+        for ins in stage.instructions
     )
 
 

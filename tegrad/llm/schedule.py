@@ -68,7 +68,8 @@ class Op(IntEnum):
     ADD = 4
     """Products added to the residual stream: attention output, down."""
     GATE = 5
-    """activation(gate rows) * up rows, or activation(up rows)."""
+    """activation(gate rows) * up rows, or activation(up rows). Of two formats, one that does not publish leaves up rows
+    to the next, which multiplies by them."""
     LOGITS = 6
     """Rows of the output matrix; the largest of the CTA's is published by the last such stage."""
     SAMPLE = 7
@@ -459,20 +460,21 @@ class _Builder:
 
     def product(
         self, op: Op, source: Vector, target: Vector, matrices: tuple[Matrix, ...], *,
-        first: int = 0, floats: bool = False, part: int = 0, parts: int = 1, last: bool = True,
+        first: int = 0, floats: bool = False, part: int = 0, parts: int = 1, last: bool = True, least: int = 0,
     ) -> None:  # fmt: skip
         """Rows of matrices below one another, or of gate and up, or what is convolved, side by side, dealt out to all
         CTAs.
 
-        Of logits, `part` of `parts` of the rows; only the `last` publishes, as of products that are added at once. Rows
-        of the residual stream are always dealt alike: their CTA keeps them.
+        Of logits, `part` of `parts` of the rows; only the `last` publishes, as of products that are added at once, or
+        of up and gate in turn. Rows of the residual stream are always dealt alike: their CTA keeps them. So are rows of
+        which `least` units stay together.
         """
         stage = len(self.stages)
         waits = (self.wait(Span(source, 0, matrices[0].columns)),)
         shape = tuple((matrix.kind, matrix.rows, matrix.columns) for matrix in matrices)
-        key = op, target, shape, first, part, parts, last
+        key = op, target, shape, first, part, parts, last, least
         if key not in self.shares:
-            self.shares[key] = self._shares(op, target, matrices, first, part, parts, last)
+            self.shares[key] = self._shares(op, target, matrices, first, part, parts, last, least)
         row = []
         for cta, (own, output) in enumerate(self.shares[key]):
             runs = tuple([Run(matrices[at], begin, segments) for at, begin, segments in own])
@@ -484,10 +486,11 @@ class _Builder:
         self.add(op, row, matrices, floats=floats)
 
     def _shares(
-        self, op: Op, target: Vector, matrices: tuple[Matrix, ...], first: int, part: int, parts: int, last: bool
-    ) -> list[Share]:
+        self, op: Op, target: Vector, matrices: tuple[Matrix, ...], first: int, part: int, parts: int, last: bool,
+        together: int,
+    ) -> list[Share]:  # fmt: skip
         """Each CTA's share of a product: the same in all layers of one shape."""
-        least = self.stream if op in (Op.ADD, Op.APART) else _together(*matrices)
+        least = together or (self.stream if op in (Op.ADD, Op.APART) else _together(*matrices))
         numbered = list(enumerate(matrices))
         sides = [[one] for one in numbered] if op is Op.GATE else [numbered]
         rows = sum(matrix.rows for _, matrix in sides[0])
@@ -499,7 +502,7 @@ class _Builder:
         begin, end = (groups * at // parts * least for at in (part, part + 1))
         shares: list[Share] = []
         busy, spared = 0, 0
-        if op is Op.GATE:
+        if op is Op.GATE and not together:
             busy = self.network.config.kv_heads * self.head_groups
             spared = self.spared // sum(UNIT * one.columns * one.kind.segment_bytes // SEGMENT for one in matrices)
         dealt = (
@@ -510,7 +513,8 @@ class _Builder:
             own = tuple(run for side in sides for top in tops for run in _runs(side, top + unit * UNIT, units * UNIT))
             output: Span | None = Span(target, first + unit * UNIT, units * UNIT)
             if op in (Op.LOGITS, Op.APART):
-                output = Span(target, cta, 1) if last else None
+                output = Span(target, cta, 1)
+            output = output if last else None
             shares.append((own, output))
         return shares
 
@@ -540,7 +544,7 @@ class _Builder:
             case Delta():
                 self.delta(op)
             case Gate():
-                self.product(Op.GATE, Vector.X, Vector.HIDDEN, matrices, floats=self.floats())
+                self.gate(*matrices)
             case Add() if not self.network.model.sets_apart:
                 self.product(Op.ADD, SOURCE[op.reads], Vector.X, matrices, floats=self.floats())
             case Add():
@@ -548,6 +552,15 @@ class _Builder:
                 self.product(Op.APART, SOURCE[op.reads], Vector.SQUARES, matrices, last=last)
                 if last:
                     self.stream_rows(Op.JOIN, (self.wait_all(Vector.SQUARES),), matrices)
+
+    def gate(self, gate: Matrix, *ups: Matrix) -> None:
+        """One stage, or two where up is in another format."""
+        least = 0
+        if any(up.kind is not gate.kind for up in ups):
+            least = _together(gate, *ups)
+            self.product(Op.GATE, Vector.X, Vector.HIDDEN, ups, last=False, least=least)
+            ups = ()
+        self.product(Op.GATE, Vector.X, Vector.HIDDEN, (gate, *ups), floats=self.floats(), least=least)
 
     def attend(self) -> None:
         net, config, layer, stage = self.network, self.network.config, self.layer, len(self.stages)
@@ -638,10 +651,6 @@ def build(network: Network, ctas: int, splits: int | None = None, head_groups: i
     config = network.config
     for matrix in network.matrices():
         check(matrix, matrix is network.output)
-    for at in range(len(network.layers)):
-        gate, *others = network.matrices_of(at, network.model.gate)
-        if any(up.kind is not gate.kind for up in others):
-            raise UnsupportedModelError(f"{gate.name} and {others[0].name} are packed differently")
     if config.dim % 16 or config.ffn % 16 or config.head_dim % 16:
         raise UnsupportedModelError("the persistent step takes sizes that are multiples of 16")
     fewest, *more = group_counts(config.group)
@@ -903,6 +912,8 @@ def _check_rows(program: Program, ins: Instruction) -> None:
     of what was left to that."""
     if ins.op is Op.APART:
         _check_left(program, ins)
+    if ins.op is Op.GATE:
+        _check_gate(program, ins)
     if ins.op is Op.CONVOLVE:
         _check_convolved(ins, program.network.config.dim)
     if ins.output is None or ins.op in (Op.EMBED, Op.ATTEND, Op.DELTA, Op.LOGITS, Op.APART):
@@ -921,6 +932,26 @@ def _check_convolved(ins: Instruction, rows: int) -> None:
     found = [run_rows(ins._replace(runs=(run,))) for run in ins.runs]
     if found != [(top * rows + ins.output.first, ins.output.elements) for top in range(VECTORS)]:
         raise ScheduleError(f"{ins} convolves the rows {found} and writes {ins.output}")
+
+
+def _check_gate(program: Program, ins: Instruction) -> None:
+    """Rows of up that a GATE leaves are those that the CTA's next one has of gate, and each that has none of up follows
+    such a one."""
+    if ins.output is not None and not _multiplies_left(program.stages[ins.stage]):
+        return
+    other = program.stages[ins.stage + (1 if ins.output is None else -1)].instructions[ins.cta]
+    pair = (ins, other) if ins.output is None else (other, ins)
+    if (
+        other.op is not Op.GATE
+        or run_rows(other) != run_rows(ins)
+        or [one.output is None for one in pair] != [True, False]
+    ):
+        raise ScheduleError(f"{pair[0]} leaves rows that {pair[1]} does not multiply by")
+
+
+def _multiplies_left(stage: Stage) -> bool:
+    """Whether a stage has gate's rows without those of up."""
+    return isinstance(stage.does, Gate) and len(stage.matrices) < len(stage.does.matrices)
 
 
 def _check_left(program: Program, ins: Instruction) -> None:
@@ -976,8 +1007,9 @@ WORD: Final = Struct(f"<12I{'QII' * RUNS}3Q2I")
 NO_OPERANDS: Final = (0,) * (9 + 3 * RUNS + 5)
 """All that follows the stage."""
 
-READS_FLOATS, WRITES_FLOATS, HANDS_ON = 1, 2, 4
-"""Bits of `flags`. A stage of logits that does not publish leaves its largest to the next one, of APART its rows."""
+READS_FLOATS, WRITES_FLOATS, HANDS_ON, TIMES_LEFT = 1, 2, 4, 8
+"""Bits of `flags`. A stage of logits that does not publish leaves its largest to the next one, of APART and GATE its
+rows; TIMES_LEFT: a GATE multiplies by those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1035,6 +1067,7 @@ def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[st
     layer, does = net.layers[stage.layer], stage.does
     reads = WRITES_FLOATS * stage.floats + READS_FLOATS * any(m.kind in PLAIN for m in stage.matrices)
     known = {id(m): (m.address, stream_bytes(m), numbers[m.kind.name]) for m in stage.matrices}
+    times = _multiplies_left(stage) and any(ins.output is not None for ins in stage.instructions)
     no_runs, norm, bias, extra = [0, 0, 0] * RUNS, 0, 0, 0
     if stage.op is Op.EMBED:
         no_runs[0], no_runs[2] = net.embedding.address, numbers[net.embedding.kind.name]
@@ -1083,10 +1116,10 @@ def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[st
                 key_head = first // (net.config.group * net.config.head_dim)
                 bias = layer.vector(does.key_norm) + 4 * key_head * net.config.head_dim
             wait2, wait3 = (other.stage | other.writers << 16 for other in waits[1:])
-        if op in (Op.LOGITS, Op.APART):
+        if op in (Op.LOGITS, Op.APART) or (op is Op.GATE and output is None):
             first, count = run_rows(ins)
             count = min(count, own[0].matrix.rows - first)
-        flags = reads | HANDS_ON * (output is not None)
+        flags = reads | HANDS_ON * (output is not None) | TIMES_LEFT * times
         yield WORD.pack(
             op, flags, number, columns, source, wait, writers, target, first, count, head, split,
             *runs, norm, bias, extra, wait2, wait3,

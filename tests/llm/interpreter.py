@@ -179,6 +179,8 @@ class Interpreter:
             np.zeros((2, op.heads, op.width, op.width) if isinstance(op, Delta) else 0, np.float32) for op in mixers
         ]
         """Of delta nets, before positions that are even and odd, by keys and values."""
+        self.ups: dict[int, Floats] = {}
+        """By CTA, what a product with up leaves for the one with gate."""
         self.logits = np.zeros(net.output.rows, np.float32)
         self.begin(0, 0)
 
@@ -222,7 +224,13 @@ class Interpreter:
                 self._delta(ins, does)
             case Gate():
                 y = self._products(ins, Vector.X) * self._factor(does.norm)
-                gate, *up = y.reshape(len(does.matrices), -1)
+                matrices = self.program.stages[ins.stage].matrices
+                gate, *up = y.reshape(len(matrices), -1)
+                if ins.output is None:
+                    self.ups[ins.cta] = gate
+                    return
+                if len(matrices) < len(does.matrices):
+                    up = [self.ups.pop(ins.cta)]
                 made = ACTIVATIONS[does.activation](gate + self._bias(ins))
                 self._hand(ins, made * up[0] if up else made)
             case Add() if ins.op is Op.ADD:

@@ -44,7 +44,7 @@ class Shape:
     """Of the values' matrix, where it differs from the queries' and keys'."""
     down_kind: BlockType | None = None
     others_in: tuple[int, ...] = (0, 1, 2, 3)
-    """The layers with these two."""
+    """The layers with these two, and with `up_kind`."""
     joined: bool = True
     """Queries, keys and values in one matrix where they are of one kind."""
     bias: bool = False
@@ -57,6 +57,8 @@ class Shape:
     """Whether layers norm what they read of the stream."""
     by_mean: bool = False
     """Layer norms; then all products are biased, but those of a gate."""
+    up_kind: BlockType | None = None
+    """Of up's matrix, where it differs from the gate's."""
     parallel: bool = False
     """Attention and feed-forward read the same stream through the same norm."""
     gated: bool = True
@@ -175,9 +177,10 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
                     low, high = (0.05, 0.1) if before else (-0.3, -0.1) if spec.name == "ssm_a" else (0.5, 1.5)
                     addresses[spec.name], norms[spec.name] = vector(config.size(spec.shape[0]), low, high)
             if op.role in ("output", "gate", "down"):
-                kind = (down_kind if op.role == "down" else None) or s.kind
+                others = {"ffn_down": down_kind, "ffn_up": s.up_kind if at in s.others_in else None}
                 matrices[op.role] = tuple(
-                    matrix(f"{spec.name}{at}", *map(config.size, spec.shape), kind) for spec in op.matrices
+                    matrix(f"{spec.name}{at}", *map(config.size, spec.shape), others.get(spec.name) or s.kind)
+                    for spec in op.matrices
                 )
         sizes = {"qkv": wide + 2 * narrow} if s.bias or s.by_mean else {}
         if s.by_mean:  # of a parallel block's additions the last one has all that is added beside products

@@ -8,17 +8,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from decode_steps import decoded
+from decode_steps import decode, decoded
 from numpy.typing import NDArray
+from small_tunings import SMALL
 from tiny_llama import SHAPES, TYPE, Shape, write
 
 from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
+from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.packed import PackedModel
+from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.prefill import Prefill
 from tegrad.llm.reference import Reference
 from tegrad.llm.rows import floats
+from tegrad.llm.state import States
 from tegrad.nv.gpu import opened
+from tegrad.nv.replay import Recording
 
 TOKENS = 30
 PLAIN = Shape(dim=256, ffn=320, heads=4, kv_heads=2, vocab=101)
@@ -69,3 +74,32 @@ def test_gate_and_up_of_two_formats_or_with_biases_are_two_products(
     found = way(path, device, tokens)
     off = (found - expected[-len(found) :]) / expected.std()
     assert np.sqrt((off**2).mean()) < (0.05 if way is steps else 5e-3)
+
+
+@pytest.mark.board
+@pytest.mark.parametrize("name", ["blocks", "norms after blocks", "parallel"])
+def test_one_launch_keeps_up_rows_for_a_stage_of_gate(name: str, tmp_path: Path, device: str) -> None:
+    shape, kind, kinds = CASES[name]
+    path = write(tmp_path / "model.gguf", shape, kind, kinds=kinds)
+    tokens = np.random.default_rng(5).integers(0, shape.vocab, 12).tolist()
+    expected, found = Reference(path).logits(tokens), []
+    with PackedModel.load(path, "NV") as model, KvCache(model.device, model.config, 64) as cache:
+        states = States(model.device)
+        plan = PersistentPlan(model, states, cache, tuning=SMALL, ctas=6)
+        with plan, Recording(model.device, plan.launches) as step:
+            assert plan.kernel.defines["GATES_APART"]
+            found = [decode(model.device, plan, states, step, at, token, 64) for at, token in enumerate(tokens)]
+        states.close()
+    off = (np.array(found) - expected) / expected.std()
+    assert np.sqrt((off**2).mean()) < 0.05
+
+
+@pytest.mark.board
+def test_one_launch_refuses_floats_beside_blocks(tmp_path: Path, device: str) -> None:
+    shape, kind, kinds = CASES["gate in floats"]
+    path = write(tmp_path / "model.gguf", shape, kind, kinds=kinds)
+    with PackedModel.load(path, "NV") as model, KvCache(model.device, model.config, 64) as cache:
+        states = States(model.device)
+        with pytest.raises(UnsupportedModelError, match=r"multiply one vector, some in blocks and some not"):
+            PersistentPlan(model, states, cache)
+        states.close()

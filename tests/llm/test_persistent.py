@@ -154,7 +154,7 @@ def check_stages(rig: Rig, token: int, position: int) -> None:
         for ins in stage.instructions:
             rig.interpreter.execute(ins)
         spans = [ins.output for ins in stage.instructions if ins.output is not None]
-        if stage.op is Op.APART:
+        if stage.op is Op.APART or (stage.op is Op.GATE and not spans):
             continue  # the stage after it publishes what comes of this one's
         if stage.op is Op.LOGITS:
             if not spans:
@@ -230,6 +230,17 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
     ),
     # plain rows, below and above a segment's width; each vector eight times
     "plain": (Shape(512, 4096, 4, 2, 64, 1, 72, F16), 3, 40, {"tuning": replace(SMALL, replicas=8, per_tile=2)}),
+    # up in another format than gate in one layer of three, whose units stay together by two and by four
+    "up by itself": (
+        Shape(640, 1280, 4, 2, 64, 3, 72, Q4_K, others_in=(1,), up_kind=Q6_K), 5, 40,
+        {"tuning": replace(SMALL, replicas=3)},
+    ),
+    "up by itself after norms": (
+        Shape(512, 768, 4, 2, 64, 2, 72, Q8_0, post_norms=True, up_kind=Q4_0, positions=128), 4, 40, {},
+    ),
+    "up by itself beside attention": (
+        Shape(512, 768, 4, 2, 64, 2, 72, Q8_0, by_mean=True, parallel=True, up_kind=Q5_K), 5, 40, {},
+    ),
     # the other formats
     "packed": (Shape(512, 1024, 4, 2, 64, 1, 72, Q4_0, Q5_K, BF16), 5, 40, {}),
     # rows of 9 and of 10 chunks: lanes' sums stay apart, or pairs of them; 32 and 16 rows stay together
@@ -308,7 +319,10 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-OFTEN = ("qwen35", "lfm2", "temperature", "mixed", "pipeline", "tensor", "plain", "packed", "narrow", "starcoder")
+OFTEN = (
+    "qwen35", "lfm2", "up by itself", "temperature", "mixed", "pipeline", "tensor", "plain", "packed", "narrow",
+    "starcoder",
+)  # fmt: skip
 
 
 def cases() -> Iterator[Any]:

@@ -313,6 +313,45 @@ def test_the_proof_names_a_mistake_where_layers_convolve(mutant: Callable[[Progr
         validate(mutant(program))
 
 
+def gates_of(program: Program, publishing: bool) -> list[Instruction]:
+    """Those of the first layer that leave up's rows, or those that multiply by them."""
+    stages = [stage for stage in program.stages if stage.op is Op.GATE and stage.layer == 0]
+    return list(stages[publishing].instructions)
+
+
+def leave_to_another(program: Program) -> Program:
+    a, b, *_ = gates_of(program, publishing=False)
+    return program.replaced(a._replace(runs=b.runs), b._replace(runs=a.runs))
+
+
+def leave_nothing(program: Program) -> Program:
+    stage = program.stages[gates_of(program, publishing=False)[0].stage]
+    return program.replaced(*(ins._replace(op=Op.NOTHING, waits=(), runs=()) for ins in stage.instructions))
+
+
+def publish_what_is_left(program: Program) -> Program:
+    left, made = gates_of(program, publishing=False), gates_of(program, publishing=True)
+    return program.replaced(*(a._replace(output=b.output) for a, b in zip(left, made, strict=True)))
+
+
+LEFT: dict[Callable[[Program], Program], str] = {
+    leave_to_another: "leaves rows that .* does not multiply by",
+    leave_nothing: "leaves rows that .* does not multiply by",
+    publish_what_is_left: "leaves rows that .* does not multiply by",
+}
+
+
+@pytest.mark.parametrize("mutant", LEFT, ids=lambda mutant: mutant.__name__)
+def test_the_proof_names_a_mistake_where_up_is_in_another_format_than_gate(
+    mutant: Callable[[Program], Program],
+) -> None:
+    program = build(make(Shape(layers=3, up_kind=Q4_K, others_in=(0, 2))).network, 6)
+    assert len(validate(program)) == len(program.stages) * program.ctas
+    assert [sum(stage.op is Op.GATE and stage.layer == at for stage in program.stages) for at in range(3)] == [2, 1, 2]
+    with pytest.raises(ScheduleError, match=LEFT[mutant]):
+        validate(mutant(program))
+
+
 def test_a_proof_for_one_split_of_attention_and_for_the_most_is_one_for_every_number() -> None:
     program = build(make(Shape(layers=1)).network, 14)
     assert program.splits == 7
@@ -361,8 +400,9 @@ def orders(program: Program, count: int) -> Iterator[list[Instruction]]:
         Shape(by_mean=True, gated=False),
         Shape(by_mean=True, parallel=True),
         Shape(layers=3, taps=3, ring=64),
+        Shape(layers=3, up_kind=Q4_K, others_in=(0, 2)),
     ],
-    ids=["quantized", "floats", "norms after blocks", "layer norms", "parallel", "convolutions"],
+    ids=["quantized", "floats", "norms after blocks", "layer norms", "parallel", "convolutions", "up by itself"],
 )
 def test_every_order_that_the_waits_allow_makes_the_same_step(shape: Shape) -> None:
     made = make(shape)

@@ -26,7 +26,8 @@
 // residual stream of a CTA at most), SPLIT_SETS (1: two CTAs may write halves of 16 elements), SUMS (row sums of an
 // instruction at most), POST_NORMS (1: APART and JOIN instead of ADD), BY_MEAN (1: not for norms after blocks, but to
 // add without its mean what blocks add, which layer norms would subtract), UNNORMED (1: layers read the stream as it
-// is), UNGATED (1: GATE's rows are activation(up) and have a bias), PARALLEL (1: of two APARTs the first only keeps its
+// is), UNGATED (1: GATE's rows are activation(up) and have a bias), GATES_APART (1: a GATE may keep up's rows for the
+// next one, which is of gate's), PARALLEL (1: of two APARTs the first only keeps its
 // rows, and the second adds its own to them; GATE reads what PROJECT has staged for its format),
 // GATED (attention.cuh), DELTA_HEADS and others (delta.cuh, where layers are delta nets),
 // TAPS (of layers that convolve, with rings of TAP_ROWS rows of DIM floats; 0: there are none),
@@ -88,7 +89,7 @@ enum Field { OP, FLAGS, STAGE, COLUMNS_OF, SOURCE, WAIT, WRITERS, TARGET, FIRST,
              NORM = 24, BIAS = 26, EXTRA = 28, WAIT2 = 30, WAIT3 = 31,
              RING_ROWS = RUN + 2, MOST_SEEN = RUN + 3 };
 enum RunField { ADDRESS, SEGMENTS_OF = 2, FORMAT_OF = 3 };
-enum Flag { READS_FLOATS = 1, WRITES_FLOATS = 2, HANDS_ON = 4 };
+enum Flag { READS_FLOATS = 1, WRITES_FLOATS = 2, HANDS_ON = 4, TIMES_LEFT = 8 };
 #define NAMED(NAME, ...) FORMAT_##NAME,
 enum Format { EVERY_FORMAT(NAMED) };
 #undef NAMED
@@ -159,6 +160,9 @@ struct Work {
     float stream[OWN];  // this CTA's rows of the residual stream
 #if POST_NORMS
     float apart[OWN];   // what is to be added to them
+#endif
+#if GATES_APART
+    float ups[SUMS];    // rows of up that wait for gate's
 #endif
     float turn[ANGLE_TABLES * 2 * ROPE_PAIRS];  // ropes' cosines and sines at the position
     float squares[2][EPILOGUE], top[2][EPILOGUE];
@@ -1266,6 +1270,17 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
             }
             epilogue.largest(best, best_row, parity);
             if (thread == 0) store_packet(target + 16 * blockIdx.x, __float_as_uint(best), best_row, 0, epoch);
+#if GATES_APART
+        } else if (op == GATE && !hands_on) {
+            barrier_sync<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
+            timestamp(timestamps, work, stage, 2, thread);
+            for (int row = mine; row < end; row += EPILOGUE_THREADS)  // each by the thread that will read it
+                if (row >= first)
+                    work.ups[row - first] =
+                        epilogue.row_sum(shared_address(work.sums + (row - first) * pieces), pieces) * factor;
+            timestamp(timestamps, work, stage, 3, thread);
+            continue;
+#endif
 #if POST_NORMS
         } else if (op == APART) {
             barrier_sync<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
@@ -1289,6 +1304,9 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
             bool inside = early;
             float near = held;
             const unsigned ups = 4 * rows * pieces;
+#if GATES_APART
+            const bool times_left = word[FLAGS] & TIMES_LEFT;
+#endif
             asm volatile("" : "+r"(sums), "+r"(stream), "+l"(to));
             if (!without_product(op)) barrier_sync<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
             timestamp(timestamps, work, stage, 2, thread);
@@ -1306,6 +1324,10 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
 #if UNGATED
                     if (op == GATE) value = activate(value + near);
 #else
+#if GATES_APART
+                    if (op == GATE && times_left) value = activate(value) * work.ups[row - first];
+                    else
+#endif
                     if (op == GATE) value = activate(value) * epilogue.row_sum(sums + ups, pieces) * factor;
 #endif
 #if TAPS
