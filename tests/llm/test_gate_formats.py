@@ -39,6 +39,9 @@ CASES: dict[str, tuple[Shape, TYPE, dict[str, TYPE]]] = {
 }
 
 
+OFTEN = ("blocks", "gate in floats", "norms after blocks", "biases")
+
+
 def steps(path: Path, device: str, tokens: list[int]) -> NDArray[np.float32]:
     return decoded(path, opened(device), tokens)
 
@@ -63,7 +66,9 @@ def batch(path: Path, device: str, tokens: list[int]) -> NDArray[np.float32]:
 
 @pytest.mark.board
 @pytest.mark.parametrize("way", [steps, prompt, batch])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.long) for name in CASES]
+)
 def test_gate_and_up_of_two_formats_or_with_biases_are_two_products(
     name: str, way: Callable[[Path, str, list[int]], NDArray[np.float32]], tmp_path: Path, device: str
 ) -> None:
