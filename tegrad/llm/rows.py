@@ -18,7 +18,7 @@ from tegrad.llm.formats import F32, BlockType
 from tegrad.llm.gemm import Gemm, Operands, TilePicker, pick_quickest, scratch_bound
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.macros import NORMS, number
-from tegrad.llm.network import Add, Attend, Convolving, Gate, Logits, Mixer, Project, Reader
+from tegrad.llm.network import Add, Attend, Convolving, Delta, Gate, Logits, Mixer, Network, Project, Reader, Spec
 from tegrad.llm.packed import PackedMatrix, PackedModel
 from tegrad.llm.programs import Programs
 from tegrad.llm.turns import Turns
@@ -29,6 +29,8 @@ from tegrad.nv.replay import Launch
 
 NORM_THREADS: Final = 256
 TIMES_THREADS: Final = 256
+FEW_ROWS: Final = 256
+"""Rows of a matrix of F32 that are multiplied as they are, at most: those that beta and decay of a delta net are of."""
 COUNT_AT: Final = 4
 """Where `count` lies in a Chunk."""
 
@@ -102,9 +104,22 @@ class Rows(Closing):
         stride = sum(matrix.rows for matrix in matrices)
         for matrix in matrices:
             y = self.qkv.offset(4 * first, self.qkv.size - 4 * first)
-            launches.append(self.product(matrix, self.normed, y, tokens, chunk, stride=stride))
+            few = matrix.kind is F32 and isinstance(self.network.mixers[at], Delta)
+            product = self._floats if few else self.product
+            launches.append(product(matrix, self.normed, y, tokens, chunk, stride=stride))
             first += matrix.rows
         return launches
+
+    def _floats(
+        self, matrix: PackedMatrix, x: Buffer, y: Buffer, tokens: int, chunk: Buffer, *, stride: int
+    ) -> Launch:  # fmt: skip
+        """y of x and a matrix of F32."""
+        program = self.programs(
+            "floats_rows", buffers=4, ROWS=matrix.rows, COLUMNS=matrix.columns, STRIDE=stride,
+            OVERLAP=self.overlaps(tokens),
+        )  # fmt: skip
+        buffers = (y, x, matrix.buffer, chunk.offset(COUNT_AT, 4))
+        return Launch(program, buffers, (-(-tokens // 8), -(-matrix.rows // 8), 1), (256, 1, 1))
 
     def _gated(self, at: int, op: Gate, tokens: int, chunk: Buffer) -> list[Launch]:
         gate, *ups = self.model.matrices_of(at, op)
@@ -204,8 +219,15 @@ def check(file: Gguf) -> None:
         if spec.multiplied and spec not in net.embed.specs:
             there = spec if spec != own.arch.output or tensor_name(spec) in file.tensors else net.embed.table
             kind, (rows, columns) = own.check(file, there, layer).type, map(config.size, spec.shape)
+            if kind is F32 and rows <= FEW_ROWS and _by_delta(net, layer, spec):
+                continue
             _check_kind(kind)
             Gemm(kind, rows, columns)  # which refuses others
+
+
+def _by_delta(net: Network, layer: int | None, spec: Spec) -> bool:
+    """Whether a delta net reads what a matrix makes."""
+    return layer is not None and isinstance(net.mixers[layer], Delta) and spec in net.project(layer).matrices
 
 
 def _check_heads(config: Config) -> None:

@@ -36,7 +36,7 @@ from tegrad.llm.persistent import PersistentPlan, check_block
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import Prefill
 from tegrad.llm.reference import Past, Reference
-from tegrad.llm.rows import floats
+from tegrad.llm.rows import check, floats
 from tegrad.llm.sampling import Settings
 from tegrad.llm.schedule import Op, Program, ScheduleError, build, validate
 from tegrad.llm.session import Session
@@ -205,6 +205,25 @@ def test_states_are_part_of_the_footprint_whatever_the_context(path: Path) -> No
     more = footprint.batch(CONTEXT, 3, 4) - footprint.batch(CONTEXT, 2, 4)
     assert more > 3 * 2 * 4 * 6 * 64 * 64
     assert footprint.weights >= path.stat().st_size - (1 << 16)
+
+
+@pytest.mark.board
+def test_beta_and_decay_of_floats_are_multiplied_as_they_are(tmp_path: Path, device: str) -> None:
+    """Files have them in F32 beside other formats; they had neither prompts nor batches."""
+    kinds = {"ssm_alpha": TYPE.F32, "ssm_beta": TYPE.F32}
+    path = write(tmp_path / "model.gguf", QWEN, TYPE.F16, kinds=kinds)
+    expected = Reference(path).logits(TOKENS[:60])
+    with Gguf.open(path) as file:
+        check(file)
+        with Engine(file, CONTEXT, device=device, short=8, chunks=(CHUNK,)) as engine:
+            assert far(engine.feed(TOKENS[:37]), expected[36]) < 0.02
+            assert not engine._stepped
+            assert far(engine.feed(TOKENS[37:38]), expected[37]) < 0.02
+    with PackedModel.load(path, device) as model, Batch(model, slots=3, positions=64, sizes=(CHUNK,)) as batch:
+        first, *_ = [batch.join(TOKENS[at:60], limit=60 - at) for at in range(3)]
+        while not first.finished:
+            batch.step()
+        assert far(floats(model.device, batch.logits, QWEN.vocab), expected[59]) < 0.02
 
 
 @pytest.mark.board
