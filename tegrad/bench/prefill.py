@@ -103,7 +103,10 @@ def gemms(
             for at, block in enumerate(rows.network.blocks):
                 rows.layer(at, SMALL_M, rows.x, lambda at, op: ())
                 roles += ["qkv"] * len(made.layers[at].qkv)
-                roles += [op.role for op in block if isinstance(op, Add | Gate)]
+                gates = 1 + rows.gates_apart(at)
+                roles += [
+                    op.role for op in block for _ in range(gates if isinstance(op, Gate) else isinstance(op, Add))
+                ]
             rows.logits(rows.x, SMALL_M, rows.x)
     return Counter(zip([*roles, "logits"], noted, strict=True))
 

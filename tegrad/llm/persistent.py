@@ -46,6 +46,7 @@ from tegrad.llm.schedule import (
     build,
     encode,
     pieces_per_row,
+    run_rows,
     stream_segment,
     validate,
     workspace_layout,
@@ -225,8 +226,9 @@ class Persistent:
         given = {
             "POST_NORMS": model.sets_apart, "BY_MEAN": model.by_mean, "UNNORMED": model.project(0).norm is None,
             "UNGATED": model.gate.gate is None, "PARALLEL": model.parallel,
-            "RINGS": any(one.rows for one in net.layers), "GATES_APART": _gates_apart(program),
+            "RINGS": any(one.rows for one in net.layers),
         }  # fmt: skip
+        made |= {"UPS": most} if (most := _most_ups(program)) else {}
         made |= {name: 1 for name, there in given.items() if there}
         for name in Tuning.__dataclass_fields__:
             if (value := getattr(tuning, name)) is not None:
@@ -313,13 +315,10 @@ def _splits_sets(program: Program) -> bool:
     )
 
 
-def _gates_apart(program: Program) -> bool:
-    """Whether some layer's gate and up are one after the other."""
-    return any(
-        stage.op is Op.GATE and ins.op is Op.GATE and ins.output is None
-        for stage in program.stages
-        for ins in stage.instructions
-    )
+def _most_ups(program: Program) -> int:
+    """Rows of up that an instruction leaves to the next at most."""
+    gates = (ins for stage in program.stages if stage.op is Op.GATE for ins in stage.instructions)
+    return max((run_rows(ins)[1] for ins in gates if ins.runs and ins.output is None), default=0)
 
 
 def _most_sums(program: Program) -> int:

@@ -1,4 +1,5 @@
-"""The many-kernel plan of one decode step: five launches a layer, each of which quantizes what the next one reads.
+"""The many-kernel plan of one decode step: five launches a layer, each of which quantizes what the next one reads, or
+six where gate and up differ in format.
 
 Embedding; then per layer q, k and v; attention, or what stands in its place; output + residual; gate, up and
 activation; down + residual; then the logits. The residual stream is float32. The input of a packed matrix is int8 with
@@ -8,7 +9,8 @@ of squares. Matrices of floats read float32 and norm it themselves.
 A layer norm before packed matrices is a launch of its own (kernels/layer_norm.cu), since it needs the mean first.
 
 Where a norm stands after a product, before it is added to the stream, whoever reads the stream next adds it: each CTA
-for itself (`Product.joins`), but before the logits, whose CTAs are many, by a launch of its own.
+for itself (`Product.joins`), but before the logits, whose CTAs are many, and before gate and up in two formats, by a
+launch of its own.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Rows(Closing):
             self.qkv = take(4 * most * config.projected)
             self.mixed = take(2 * most * config.mixed)
             self._hidden = take(2 * most * config.ffn)
-            self._up = take(4 * most * config.ffn) if any(map(self._apart, range(config.layers))) else self._hidden
+            self._up = take(4 * most * config.ffn) if any(map(self.gates_apart, range(config.layers))) else self._hidden
             # What is normalized before it is added to x.
             self._added = take(4 * most * config.dim) if self.network.last_add.norm is not None else self.x
             scratch, counters = scratch_bound(model.device)
@@ -125,7 +125,7 @@ class Rows(Closing):
         gate, *ups = self.model.matrices_of(at, op)
         launches, x, hidden = self._norm_once(at, op, tokens, chunk), self.normed, self._hidden
         form: dict[str, Any] = {"activation": op.activation, "half_out": True}
-        if not self._apart(at):
+        if not self.gates_apart(at):
             second = ups[0] if ups else None
             return [*launches, self.product(gate, x, hidden, tokens, chunk, second=second, **form)]
         program = self.programs("times_rows", buffers=3, COLUMNS=self.config.ffn, OVERLAP=self.overlaps(tokens))
@@ -137,7 +137,7 @@ class Rows(Closing):
             Launch(program, buffers, grid, (TIMES_THREADS, 1, 1)),
         ]
 
-    def _apart(self, at: int) -> bool:
+    def gates_apart(self, at: int) -> bool:
         """Whether a layer's gate and up are products of their own: in different formats, or with biases."""
         gate, *ups = matrices = self.model.matrices_of(at, self.network.gate)
         return any(up.kind is not gate.kind for up in ups) or (bool(ups) and any(one.bias for one in matrices))

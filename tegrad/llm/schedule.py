@@ -937,7 +937,11 @@ def _check_convolved(ins: Instruction, rows: int) -> None:
 def _check_gate(program: Program, ins: Instruction) -> None:
     """Rows of up that a GATE leaves are those that the CTA's next one has of gate, and each that has none of up follows
     such a one."""
-    if ins.output is not None and not _multiplies_left(program.stages[ins.stage]):
+    stage, net = program.stages[ins.stage], program.network
+    gate = net.matrices_of(ins.layer, net.model.gate)[0]
+    if (ins.output is not None) != (gate in stage.matrices):
+        raise ScheduleError(f"{ins} multiplies {ins.runs[0].matrix.name}, but publishes as if it were the other one")
+    if ins.output is not None and not _multiplies_left(stage):
         return
     other = program.stages[ins.stage + (1 if ins.output is None else -1)].instructions[ins.cta]
     pair = (ins, other) if ins.output is None else (other, ins)

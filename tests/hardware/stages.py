@@ -121,7 +121,7 @@ def many(steps: Any, plan: Any, place: Any) -> Step:
 
     steps.begin(place)
     handed = 0
-    for kind, layer, launch in plan.named:
+    for at, (kind, layer, launch) in enumerate(plan.named, 1):
         run(launch, launch.values)
         matrices = model.layers[layer or 0].matrices
         if kind in ("embed", "output", "down"):
@@ -133,7 +133,7 @@ def many(steps: Any, plan: Any, place: Any) -> Step:
         elif kind in ("attention", "convolution", "delta"):
             mixed = next(op for op in config.network.blocks[layer] if isinstance(op, Add) and op.reads == "mixed")
             step.output.append(vector(plan._mixed, matrices[mixed.matrix.name].kind))
-        elif kind == "gate":
+        elif kind == "gate" and plan.named[at].kind != kind:  # of two, the last
             step.down.append(vector(plan._hidden, matrices[arch.down.name].kind))
     step.scores.append(Handed(get(device, plan.logits, 4 * config.vocab, np.float32).astype(np.float64)))
     return step

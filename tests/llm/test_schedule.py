@@ -334,10 +334,24 @@ def publish_what_is_left(program: Program) -> Program:
     return program.replaced(*(a._replace(output=b.output) for a, b in zip(left, made, strict=True)))
 
 
+def leave_gate_instead(program: Program) -> Program:
+    """And multiply it by up's activation."""
+    a, b = (gates_of(program, publishing=what)[0].stage for what in (False, True))
+    stages = list(program.stages)
+    for one, other in ((a, b), (b, a)):
+        row = tuple(
+            ins._replace(runs=theirs.runs)
+            for ins, theirs in zip(program.stages[one].instructions, program.stages[other].instructions, strict=True)
+        )
+        stages[one] = replace(stages[one], instructions=row, matrices=program.stages[other].matrices)
+    return replace(program, stages=tuple(stages))
+
+
 LEFT: dict[Callable[[Program], Program], str] = {
+    leave_gate_instead: "publishes as if it were the other one",
     leave_to_another: "leaves rows that .* does not multiply by",
     leave_nothing: "leaves rows that .* does not multiply by",
-    publish_what_is_left: "leaves rows that .* does not multiply by",
+    publish_what_is_left: "publishes as if it were the other one",
 }
 
 

@@ -330,7 +330,7 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
             tensors[f"rope_factors_{length}.weight"] = rng.uniform(1, 8, shape.turned // 2).astype(np.float32)
     if shape.odd:
         tensors[shape.odd] = vector(shape.dim, 0)
-    llama, qkv = (*["attn"] * shape.bias, *["ffn_gate"] * shape.gate_bias), ("attn_q", "attn_k", "attn_v")
+    llama, qkv = (*["attn"] * shape.bias, *["ffn_gate", "ffn_up"] * shape.gate_bias), ("attn_q", "attn_k", "attn_v")
     biased = {"llama": llama, "granite": llama, "pangu-embedded": ("attn",)}
     biased |= dict.fromkeys(("qwen2", "qwen2vl", "seed_oss", "glm4", "chatglm", "stablelm"), qkv)
     biased |= dict.fromkeys(("gpt2", "starcoder2", "jais2", "gptneox", "phi2"), ("",))

@@ -1,5 +1,5 @@
 // The stream with what the product before made, normed by itself, as a product reads it: x + y * f * post. For products
-// of more CTAs than are worth joining it for themselves (join.cuh): those with the output matrix.
+// of more CTAs than are worth joining it for themselves (join.cuh), those with the output matrix, or for two products.
 //
 // Macros: K (a multiple of 16), SS_PARTS (sums of squares of y), EPS, THREADS (a multiple of 32), OVERLAP
 //   OUT_Q   also store what a packed matrix after an RMS norm reads: the sum times the norm's weight as int8 with a

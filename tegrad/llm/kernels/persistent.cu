@@ -26,9 +26,9 @@
 // residual stream of a CTA at most), SPLIT_SETS (1: two CTAs may write halves of 16 elements), SUMS (row sums of an
 // instruction at most), POST_NORMS (1: APART and JOIN instead of ADD), BY_MEAN (1: not for norms after blocks, but to
 // add without its mean what blocks add, which layer norms would subtract), UNNORMED (1: layers read the stream as it
-// is), UNGATED (1: GATE's rows are activation(up) and have a bias), GATES_APART (1: a GATE may keep up's rows for the
-// next one, which is of gate's), PARALLEL (1: of two APARTs the first only keeps its
-// rows, and the second adds its own to them; GATE reads what PROJECT has staged for its format),
+// is), UNGATED (1: GATE's rows are activation(up) and have a bias), UPS (rows of up that a GATE at most keeps for the
+// next one, which is of gate's), PARALLEL (1: of two APARTs the first only keeps its rows, and the second adds its own
+// to them; GATE reads what PROJECT has staged for its format),
 // GATED (attention.cuh), DELTA_HEADS and others (delta.cuh, where layers are delta nets),
 // TAPS (of layers that convolve, with rings of TAP_ROWS rows of DIM floats; 0: there are none),
 // LOGIT_CAP (logits become LOGIT_CAP * tanh(logit / LOGIT_CAP)), ANGLE_TABLES (of how many ropes), FIXED (1: the
@@ -161,8 +161,8 @@ struct Work {
 #if POST_NORMS
     float apart[OWN];   // what is to be added to them
 #endif
-#if GATES_APART
-    float ups[SUMS];    // rows of up that wait for gate's
+#if UPS
+    float ups[UPS];     // rows of up that wait for gate's
 #endif
     float turn[ANGLE_TABLES * 2 * ROPE_PAIRS];  // ropes' cosines and sines at the position
     float squares[2][EPILOGUE], top[2][EPILOGUE];
@@ -1270,7 +1270,7 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
             }
             epilogue.largest(best, best_row, parity);
             if (thread == 0) store_packet(target + 16 * blockIdx.x, __float_as_uint(best), best_row, 0, epoch);
-#if GATES_APART
+#if UPS
         } else if (op == GATE && !hands_on) {
             barrier_sync<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
             timestamp(timestamps, work, stage, 2, thread);
@@ -1304,7 +1304,7 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
             bool inside = early;
             float near = held;
             const unsigned ups = 4 * rows * pieces;
-#if GATES_APART
+#if UPS
             const bool times_left = word[FLAGS] & TIMES_LEFT;
 #endif
             asm volatile("" : "+r"(sums), "+r"(stream), "+l"(to));
@@ -1324,7 +1324,7 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
 #if UNGATED
                     if (op == GATE) value = activate(value + near);
 #else
-#if GATES_APART
+#if UPS
                     if (op == GATE && times_left) value = activate(value) * work.ups[row - first];
                     else
 #endif
