@@ -103,10 +103,9 @@ def gemms(
             for at, block in enumerate(rows.network.blocks):
                 rows.layer(at, SMALL_M, rows.x, lambda at, op: ())
                 roles += ["qkv"] * len(made.layers[at].qkv)
-                gates = 1 + rows.gates_apart(at)
-                roles += [
-                    op.role for op in block for _ in range(gates if isinstance(op, Gate) else isinstance(op, Add))
-                ]
+                for op in block:
+                    if isinstance(op, Add | Gate):
+                        roles += [op.role] * (1 + (isinstance(op, Gate) and rows.gates_apart(at)))
             rows.logits(rows.x, SMALL_M, rows.x)
     return Counter(zip([*roles, "logits"], noted, strict=True))
 

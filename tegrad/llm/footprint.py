@@ -114,8 +114,8 @@ class Footprint:
             "normed": 2 * config.dim,
             "queries, keys, values": 4 * config.projected + 2 * config.size("query"),
             "mixed": 2 * config.mixed,
-            "hidden, and what up makes of it where that is a product of its own": config.ffn
-            * (2 + 4 * self.gates_apart),
+            "hidden": 2 * config.ffn,
+            "what up makes, where it is a product of its own": 4 * config.ffn * self.gates_apart,
             "what a delta net makes of tokens": max((delta.made_bytes(op) for op in mixers), default=0),
         }
         ropes = {op.rope for op in config.network.attends}

@@ -29,6 +29,8 @@ from tegrad.nv.replay import Launch
 
 NORM_THREADS: Final = 256
 TIMES_THREADS: Final = 256
+FLOATS_THREADS, FLOATS_EACH = 256, 8
+"""Of kernels/floats_rows.cu; tokens, and rows, of a block."""
 FEW_ROWS: Final = 256
 """Rows of a matrix of F32 that are multiplied as they are, at most: those that beta and decay of a delta net are of."""
 COUNT_AT: Final = 4
@@ -119,7 +121,8 @@ class Rows(Closing):
             OVERLAP=self.overlaps(tokens),
         )  # fmt: skip
         buffers = (y, x, matrix.buffer, chunk.offset(COUNT_AT, 4))
-        return Launch(program, buffers, (-(-tokens // 8), -(-matrix.rows // 8), 1), (256, 1, 1))
+        grid = (-(-tokens // FLOATS_EACH), -(-matrix.rows // FLOATS_EACH), 1)
+        return Launch(program, buffers, grid, (FLOATS_THREADS, 1, 1))
 
     def _gated(self, at: int, op: Gate, tokens: int, chunk: Buffer) -> list[Launch]:
         gate, *ups = self.model.matrices_of(at, op)
