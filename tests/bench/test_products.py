@@ -78,3 +78,13 @@ def test_products_of_prompts_are_added_or_stand_apart(arch: str) -> None:
         ("qkv", False, 2), ("output", arch == "llama", 2), ("gate", False, 2), ("down", arch == "llama", 2),
         ("logits", False, 1),
     ]  # fmt: skip
+
+
+def test_gate_and_up_in_two_formats_are_two_products() -> None:
+    config = replace(TINY, layers=2).config
+    found = gemms(config, lambda spec, _: Q4_K if spec.name == "ffn_up" else Q6_K, "sm_90")
+    assert {(role, gemm.kind, gemm.gated): count for (role, gemm), count in found.items() if role == "gate"} == {
+        ("gate", Q4_K, False): 2,
+        ("gate", Q6_K, False): 2,
+    }
+    assert sum(count for (role, _), count in found.items() if role == "down") == 2
