@@ -29,6 +29,7 @@ from tegrad.nv.replay import Launch
 
 NORM_THREADS: Final = 256
 TIMES_THREADS: Final = 256
+"""Of kernels/times_rows.cu."""
 FLOATS_THREADS, FLOATS_EACH = 256, 8
 """Of kernels/floats_rows.cu; tokens, and rows, of a block."""
 FEW_ROWS: Final = 256

@@ -944,13 +944,7 @@ def _check_gate(program: Program, ins: Instruction) -> None:
     if ins.output is not None and not _multiplies_left(stage):
         return
     other = program.stages[ins.stage + (1 if ins.output is None else -1)].instructions[ins.cta]
-    pair = (ins, other) if ins.output is None else (other, ins)
-    if (
-        other.op is not Op.GATE
-        or run_rows(other) != run_rows(ins)
-        or [one.output is None for one in pair] != [True, False]
-    ):
-        raise ScheduleError(f"{pair[0]} leaves rows that {pair[1]} does not multiply by")
+    _check_pair(ins, other, "multiply by")
 
 
 def _multiplies_left(stage: Stage) -> bool:
@@ -966,13 +960,15 @@ def _check_left(program: Program, ins: Instruction) -> None:
     stages = program.stages[ins.stage + 1 :] if ins.output is None else reversed(program.stages[: ins.stage])
     own = (stage.instructions[ins.cta] for stage in stages)
     other = next((one for one in own if one.op in (Op.APART, Op.JOIN)), ins)
+    _check_pair(ins, other, "add to its own")
+
+
+def _check_pair(ins: Instruction, other: Instruction, what: str) -> None:
+    """Of two instructions of a CTA and a kind one leaves its rows, and the other has the same rows and publishes."""
     pair = (ins, other) if ins.output is None else (other, ins)
-    if (
-        other.op is not Op.APART
-        or run_rows(other) != run_rows(ins)
-        or [one.output is None for one in pair] != [True, False]
-    ):
-        raise ScheduleError(f"{pair[0]} leaves rows that {pair[1]} does not add to its own")
+    left = [one.output is None for one in pair]
+    if other.op is not ins.op or run_rows(other) != run_rows(ins) or left != [True, False]:
+        raise ScheduleError(f"{pair[0]} leaves rows that {pair[1]} does not {what}")
 
 
 def run_rows(ins: Instruction) -> tuple[int, int]:
