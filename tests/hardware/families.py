@@ -1,7 +1,7 @@
 """Every family of models on a GPU: `python tests/hardware/families.py [FILE.json]`, beside a GPU of our kernels.
 
 A small random model of each shape of tests/llm/tiny_llama.py, in halves and in a packed format, two whose rows are odd
-multiples of 32, in each format of blocks of 32, and some in a mixture of formats go through steps of many launches,
+multiples of 32, in each format of blocks of 32, and some in mixtures of formats go through steps of many launches,
 steps of one launch, a prompt in chunks and a batch, in JOBS processes. Each row has the root mean square and the
 largest distance of the logits from the float32 reference, over the reference's standard deviation; where a way refuses
 the model, what it says. Exit code 1 where a distance is beyond its limit.
@@ -54,9 +54,17 @@ ODD: Final = {
     "odd rows": Shape(dim=352, ffn=416, head_dim=64),
     "odd rows, tied": Shape(dim=288, ffn=544, head_dim=64, tied=True, arch="qwen3"),
 }
-MIXTURE: Final = "Q4_K_M"
-"""Q4_K, with values and down in Q6_K: one launch multiplies queries and keys in one stage with values."""
 MIXED_SHAPES: Final = ("plain", "smollm3", "olmo2", "gemma3", "nemotron", "wide heads", "sixteen to a group")
+FED: Final = ("plain", "gemma2", "stablelm", "cohere2", "lfm2", "qwen35")
+MIXTURES: Final = {
+    "Q4_K_M": (TYPE.Q4_K, MIXED, MIXED_SHAPES),
+    "up in Q4_1": (TYPE.Q8_0, {"ffn_up": TYPE.Q4_1}, FED),
+    "gate in Q6_K": (TYPE.Q4_K, {"ffn_gate": TYPE.Q6_K}, FED),
+    "gate in F16": (TYPE.Q8_0, {"ffn_gate": TYPE.F16}, FED),
+    "beta and decay in F32": (TYPE.Q8_0, {"ssm_alpha": TYPE.F32, "ssm_beta": TYPE.F32}, ("qwen35",)),
+}  # fmt: skip
+"""The format of most matrices, those of others by part of name, and shapes. One launch multiplies queries and keys of
+the first mixture in one stage with values."""
 BLOCKS_OF_32: Final = (TYPE.Q8_0, TYPE.Q4_0, TYPE.Q4_1, TYPE.Q5_0, TYPE.Q5_1, TYPE.IQ4_NL)
 
 
@@ -107,10 +115,8 @@ def rows(case: tuple[str, str]) -> list[dict[str, Any]]:
 
 def _rows(folder: Path, name: str, kind: str) -> Iterator[dict[str, Any]]:
     shape = replace((SHAPES | ODD)[name], bias=False)
-    if kind == MIXTURE:
-        path = write(folder / "model.gguf", shape, TYPE.Q4_K, kinds=MIXED)
-    else:
-        path = write(folder / "model.gguf", shape, TYPE[kind])
+    most, others, _ = MIXTURES[kind] if kind in MIXTURES else (TYPE[kind], {}, ())
+    path = write(folder / "model.gguf", shape, most, kinds=others)
     tokens = np.random.default_rng(5).integers(0, shape.vocab, TOKENS).tolist()
     expected = Reference(path).logits(tokens)
     for way, run in WAYS.items():
@@ -130,8 +136,7 @@ def cases() -> Iterator[tuple[str, str]]:
     for name in SHAPES | ODD:
         kinds = (TYPE.F16, *(BLOCKS_OF_32 if name in ODD else BLOCKS_OF_32[:1]))
         yield from ((name, kind.name) for kind in kinds)
-        if name in MIXED_SHAPES:
-            yield name, MIXTURE
+        yield from ((name, mixture) for mixture, (_, _, shapes) in MIXTURES.items() if name in shapes)
 
 
 def main() -> int:
