@@ -1,8 +1,9 @@
 """Text to tokens and back, from the vocabulary inside a GGUF file.
 
-Two kinds, by `tokenizer.ggml.model`: "gpt2", a byte-level BPE run by Hugging Face's `tokenizers`, whose cuts are named
-by `tokenizer.ggml.pre` (`cuts`), and "llama", a SentencePiece BPE whose merges follow from the pieces' scores
-(`pieces`). The names of tokens that end a text are llama.cpp's (llama-vocab.cpp).
+Three kinds, by `tokenizer.ggml.model`: "gpt2", a byte-level BPE run by Hugging Face's `tokenizers`, whose cuts are
+named by `tokenizer.ggml.pre` (`cuts`), "llama", a SentencePiece BPE whose merges follow from the pieces' scores
+(`pieces`), and "gemma4", whose pieces are SentencePiece's and whose merges are listed, run by `tokenizers`, too. The
+names of tokens that end a text are llama.cpp's (llama-vocab.cpp).
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ NOT_STRIPPING: Final = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 """Its tokens that do not."""
 _STRIPPED: Final = re.compile(r"[ \t\n\v\f\r]*")
 """Those spaces."""
+_LINES: Final = re.compile("[^\n]+|\n+")
 _BYTE: Final = re.compile("<0x[0-9A-Fa-f]{2}>")
 """How it writes a byte."""
 
@@ -120,21 +122,25 @@ class Tokenizer:
         self._apart = self._by_kind()
         cut = SPLITS.get(values.get("tokenizer.ggml.pre", str, "default"))
         begins = kind == "llama" or (cut is not None and cut.begins)
-        self._add_bos = values.get("tokenizer.ggml.add_bos_token", bool, begins)
+        self._add_bos = kind == "gemma4" or values.get("tokenizer.ggml.add_bos_token", bool, begins)
         self._bytes = self._byte_level if kind == "gpt2" else self._sentencepiece
         self._letters = _byte_letters()
-        if kind not in ("gpt2", "llama"):
+        if kind not in ("gpt2", "llama", "gemma4"):
             raise UnsupportedModelError(
-                f"{file.path} has a {shown(kind)} tokenizer; we run gpt2 and llama: choose another model"
+                f"{file.path} has a {shown(kind)} tokenizer; we run gpt2, llama and gemma4: choose another model"
             )
         if kind == "gpt2":
             self._check_cut(values, cut)
             self._check_letters(file)
             self._build: Callable[[Sequence[int], str | None], Encode] = partial(self._byte_level_encode, values)
+        elif kind == "gemma4":
+            self._check_letters(file)
+            self._check_bytes(file)
+            self._build = partial(self._lines_encode, values)
         else:
             self._check_bytes(file)
             self._build = partial(self._sentencepiece_encode, values, self._pieces(values))
-        self._used = kind != "gpt2" or max(map(len, self.tokens), default=0) > BRIEF_TOKEN_LETTERS
+        self._used = kind == "llama" or max(map(len, self.tokens), default=0) > BRIEF_TOKEN_LETTERS
 
     @cached_property
     def _special(self) -> Encode:
@@ -246,7 +252,7 @@ class Tokenizer:
             raise file.corrupt(f"its {len(lengths):,} tokens, the longest of {max(lengths):,} letters, are too long")
 
     def _check_letters(self, file: Gguf) -> None:
-        """Refuse tokens that are no characters, which a byte-level vocabulary writes bytes with."""
+        """Refuse tokens that are no characters, which the library does not take."""
         try:
             "".join(self.tokens).encode()
         except UnicodeEncodeError:
@@ -260,25 +266,15 @@ class Tokenizer:
     def _byte_level_encode(self, values: _Values, taken: Sequence[int], text: str | None) -> Encode:
         """For a text, of tokens and merges those that make a part of it, which are all that it can meet."""
         split = SPLITS[values.get("tokenizer.ggml.pre", str, "default")]
-        merges = values.strings("tokenizer.ggml.merges")
-        letters: set[str] = set(self._letters)
-        longest = 0 if text is None else max(map(len, chain(self.tokens, merges)), default=0)
-        if text is not None and longest <= BRIEF_TOKEN_LETTERS:
-            parts = self._parts(text, longest)
-            letters &= parts
-            made_of = map(str.replace, merges, repeat(" "), repeat(""), repeat(1))
-            merges = list(compress(merges, map(parts.__contains__, made_of)))
-            apart = {self.tokens[token] for tokens in self._apart.values() for token in tokens}
-            vocabulary = list(self._numbered(parts | apart))
-        else:
-            vocabulary = list(enumerate(self.tokens))
-        # Of two merges alike the first counts, as in llama.cpp.
-        pairs = dict.fromkeys((left, right) for left, _, right in (merge.partition(" ") for merge in merges))
-        pairs.pop(("", ""), None)
+        spelled = None
+        if text is not None:
+            letter = {byte: letter for letter, byte in self._letters.items()}
+            spelled = "".join(letter[byte] for byte in text.encode("utf-8", "surrogatepass"))
+        vocabulary, pairs, parts = self._met(values, spelled)
         # What no token stands for, a byte or what merges make, keeps its neighbours apart, or is merged further. Of
         # what is there of it at the end its ASCII letters are left, again as in llama.cpp.
-        made = {part for left, right in pairs for part in (left, right, left + right)}
-        count, absent = len(self.tokens), sorted((letters | made).difference(self.tokens))
+        letters = set(self._letters) if parts is None else parts.intersection(self._letters)
+        count, absent = len(self.tokens), sorted((letters | _parts_of(pairs)).difference(self.tokens))
         single = {one: at for at, one in vocabulary if len(one) == 1 and one.isascii()} if absent else {}
         instead = {at: [single[one] for one in part if one in single] for at, part in enumerate(absent, count)}
         engine = _engine(values, chain(vocabulary, enumerate(absent, count)), pairs, ignore_merges=split.whole_words)
@@ -293,15 +289,59 @@ class Tokenizer:
 
         return encode
 
-    def _parts(self, text: str, longest: int) -> set[str]:
-        """Every part of a text, up to the longest, in the letters that stand for its bytes."""
-        letter = {byte: letter for letter, byte in self._letters.items()}
-        letters = "".join(letter[byte] for byte in text.encode("utf-8", "surrogatepass"))
-        return {
-            letters[begin:end]
-            for begin in range(len(letters))
-            for end in range(begin + 1, min(begin + longest, len(letters)) + 1)
-        }
+    def _met(
+        self, values: _Values, text: str | None
+    ) -> tuple[list[tuple[int, str]], dict[tuple[str, str], None], set[str] | None]:
+        """Tokens with their numbers, and merges, that a text as tokens spell it can meet, and all of its parts; or all
+        tokens and merges, and None."""
+        merges, parts = values.strings("tokenizer.ggml.merges"), None
+        longest = 0 if text is None else max(map(len, chain(self.tokens, merges)), default=0)
+        if text is not None and longest <= BRIEF_TOKEN_LETTERS:
+            parts = {
+                text[begin:end]
+                for begin in range(len(text))
+                for end in range(begin + 1, min(begin + longest, len(text)) + 1)
+            }
+            made_of = map(str.replace, merges, repeat(" "), repeat(""), repeat(1))
+            merges = list(compress(merges, map(parts.__contains__, made_of)))
+            apart = {self.tokens[token] for tokens in self._apart.values() for token in tokens}
+            vocabulary = list(self._numbered(parts | apart))
+        else:
+            vocabulary = list(enumerate(self.tokens))
+        # Of two merges alike the first counts, as in llama.cpp.
+        pairs = dict.fromkeys((left, right) for left, _, right in (merge.partition(" ") for merge in merges))
+        pairs.pop(("", ""), None)
+        return vocabulary, pairs, parts
+
+    def _lines_encode(self, values: _Values, taken: Sequence[int], text: str | None) -> Encode:
+        """Merges lines, and runs of their ends where these are no tokens; what is no token at the end is its bytes."""
+        vocabulary, pairs, _ = self._met(values, None if text is None else text.replace(" ", SPACE))
+        count, byte_tokens = len(self.tokens), self._byte_tokens()
+        vocabulary += [(token, self.tokens[token]) for token in byte_tokens if token is not None]
+        number = {piece: token for token, piece in vocabulary}
+        absent = sorted(_parts_of(pairs).difference(number))
+        engine = _engine(
+            values, chain(vocabulary, enumerate(absent, count)), pairs, byte_fallback=None not in byte_tokens
+        )
+
+        def spelled(token: int) -> Iterable[int]:
+            """A token, or the bytes of what is none."""
+            if token < count:
+                return (token,)
+            found = (byte_tokens[byte] for byte in absent[token - count].encode())
+            return [one for one in found if one is not None]
+
+        def cut(text: str) -> list[int]:
+            words = _LINES.findall(text.replace(" ", SPACE))
+            rest = [word for word in words if word[0] != "\n" or word not in number]
+            merged = iter(engine.encode_batch_fast(rest, add_special_tokens=False))
+            tokens: list[int] = []
+            for word in words:
+                known = word[0] == "\n" and word in number
+                tokens += [number[word]] if known else [one for token in next(merged).ids for one in spelled(token)]
+            return tokens
+
+        return self._sentencepiece_encode(values, cut, taken, text)
 
     def _pieces(self, values: _Values) -> Callable[[str], list[int]]:
         """Cuts what lies between tokens that were taken out of a text."""
@@ -349,6 +389,11 @@ class Tokenizer:
             return tokens + cut(text[end:]) if end < len(text) else tokens
 
         return encode
+
+
+def _parts_of(merges: Iterable[tuple[str, str]]) -> set[str]:
+    """What merges take and make."""
+    return {part for left, right in merges for part in (left, right, left + right)}
 
 
 def _is_text(token: str) -> bool:

@@ -34,14 +34,13 @@ BETWEEN = "\n__ggml_vocab_test__\n"
 """Between the texts of a vocabulary's file of them."""
 WRITTEN_DOWN = (
     *("command-r", "deepseek-coder", "deepseek-llm", "falcon", "gpt-2", "llama-bpe", "mpt", "qwen2", "qwen35"),
-    *("refact", "starcoder", "llama-spm", "phi-3"),
+    *("refact", "starcoder", "llama-spm", "phi-3", "gemma-4"),
 )
 """Vocabularies with texts and their tokens."""
 OTHERS = ("aquila", "baichuan", "gpt-neox")
 REFUSED = {
-    "bert-bge": "has a 'bert' tokenizer; we run gpt2 and llama",
-    "nomic-bert-moe": "has a 't5' tokenizer; we run gpt2 and llama",
-    "gemma-4": "has a 'gemma4' tokenizer; we run gpt2 and llama",
+    "bert-bge": "has a 'bert' tokenizer; we run gpt2, llama and gemma4",
+    "nomic-bert-moe": "has a 't5' tokenizer; we run gpt2, llama and gemma4",
 }
 HELLO = {"role": "user", "content": 'What is 2 + 2? <b>&"é"'}
 RULE = {"role": "system", "content": "Be brief."}

@@ -13,7 +13,7 @@ from tiny_llama import Vocabulary, rewritten
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Sequence as Cuts
 from tokenizers.pre_tokenizers import Split
-from vocabularies import CONTROL, CORPUS, USER, byte_level, sentencepiece, write_vocabulary
+from vocabularies import CONTROL, CORPUS, MADE, USER, byte_level, of_kind, sentencepiece, write_vocabulary
 
 from tegrad.llm.cuts import KINDS, SPLITS
 from tegrad.llm.errors import GgufError
@@ -170,13 +170,12 @@ def test_what_a_sentencepiece_file_does_not_tell_is_as_llama_cpp_has_it(tmp_path
             assert tokenizer.encode(text) == peer.vocab.tokenize(text, True, True), text
 
 
-@pytest.mark.parametrize("kind", ["sentencepiece", "llama-bpe"])
+@pytest.mark.parametrize("kind", ["sentencepiece", "llama-bpe"])  # without a begin token, llama.cpp ends at gemma4's
 @pytest.mark.parametrize("missing", ["bos", "eos", "eot", "unknown"])
 def test_a_number_that_is_no_tokens_is_as_if_it_was_not_there(tmp_path: Path, kind: str, missing: str) -> None:
     """Converters wrote what config.json had, whatever the vocabulary. llama.cpp says so, and takes the usual one."""
     llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
-    sound = sentencepiece() if kind == "sentencepiece" else byte_level(kind)
-    vocabulary = replace(sound, add_bos=kind == "sentencepiece")
+    vocabulary = replace(of_kind(kind), add_bos=kind == "sentencepiece")
     values = {"tokenizer.chat_template": "{{ bos_token }}|{{ eos_token }}"}
     path = write_vocabulary(tmp_path / "v.gguf", vocabulary, **values)
     path = rewritten(path, tmp_path / "wrong.gguf", **{f"tokenizer.ggml.{missing}_token_id": 0xFFFFFFFF})
@@ -212,14 +211,14 @@ def test_scores_and_types_are_read_in_every_form_that_llama_cpp_reads(tmp_path: 
             assert tokenizer.encode(text) == peer.vocab.tokenize(text, True, True), text
 
 
-@pytest.mark.parametrize("kind", ["sentencepiece", "llama-bpe", "qwen2"])
+@pytest.mark.parametrize("kind", ["sentencepiece", "llama-bpe", "qwen2", "gemma4"])
 @pytest.mark.parametrize("add_bos", [True, False, None])
 def test_a_conversation_begins_with_the_begin_token_once_where_the_model_wants_it(
     tmp_path: Path, kind: str, add_bos: bool | None
 ) -> None:
     """TinyLlama's and Zephyr's templates write none, Llama's do; llama.cpp takes what is written off, and adds it."""
     llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
-    vocabulary = sentencepiece() if kind == "sentencepiece" else byte_level(kind)
+    vocabulary = of_kind(kind)
     path = write_vocabulary(tmp_path / "v.gguf", replace(vocabulary, add_bos=add_bos))
     tokenizer, begin = Tokenizer.load(path), vocabulary.tokens[vocabulary.bos]
     with llama_cpp.peer(path) as peer:
@@ -353,11 +352,10 @@ def test_a_text_is_cut_as_llama_cpps_present_source_does(kind: str) -> None:
     assert [piece for piece, _ in cuts.pre_tokenize_str(NEW[kind].replace("|", ""))] == NEW[kind].split("|")
 
 
-@pytest.mark.parametrize("kind", [*(kind for kind in KINDS if kind not in NEW), "sentencepiece"])
+@pytest.mark.parametrize("kind", [*(kind for kind in KINDS if kind not in NEW), *MADE])
 def test_tokens_are_llama_cpps(tmp_path: Path, kind: str) -> None:
     llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
-    vocabulary = sentencepiece() if kind == "sentencepiece" else byte_level(kind)
-    path = write_vocabulary(tmp_path / "vocabulary.gguf", vocabulary)
+    path = write_vocabulary(tmp_path / "vocabulary.gguf", of_kind(kind))
     tokenizer = Tokenizer.load(path)
     with llama_cpp.peer(path) as peer:
         for text in texts(1, 200):
@@ -367,9 +365,9 @@ def test_tokens_are_llama_cpps(tmp_path: Path, kind: str) -> None:
                 assert ours == peer.vocab.tokenize(text, False, special), text
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "gemma4"])
 def test_a_first_short_text_has_the_tokens_of_any(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_vocabulary(tmp_path / "vocabulary.gguf", byte_level(kind))
+    path = write_vocabulary(tmp_path / "vocabulary.gguf", of_kind(kind))
     with Gguf.open(path) as file:
         later = Tokenizer(file)
         later.encode("")
@@ -391,12 +389,12 @@ ODD_MERGES = {
 }
 
 
-@pytest.mark.parametrize("kind", ["llama-bpe", "gpt-2"])
+@pytest.mark.parametrize("kind", ["llama-bpe", "gpt-2", "gemma4"])
 @pytest.mark.parametrize("odd", ODD_MERGES)
 def test_merges_that_make_no_sense_are_tolerated_as_by_llama_cpp(tmp_path: Path, odd: str, kind: str) -> None:
     """Also in a first short text, of whose parts alone a vocabulary is made."""
     llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
-    sound = byte_level(kind)
+    sound = of_kind(kind)
     merges = [one.format(*sound.merges) for one in ODD_MERGES[odd]] + sound.merges + sound.merges[::-1]
     path = write_vocabulary(tmp_path / "v.gguf", replace(sound, merges=merges))
     later = Tokenizer.load(path)
@@ -420,10 +418,10 @@ def test_a_byte_token_that_names_no_byte_is_refused_before_any_text(tmp_path: Pa
     assert Tokenizer.load(write_vocabulary(tmp_path / "v.gguf", small)).piece(3 + 0xAB) == b"\xab"
 
 
-@pytest.mark.parametrize("kind", [*(kind for kind in SPLITS if kind not in NEW), "sentencepiece"])
+@pytest.mark.parametrize("kind", [*(kind for kind in SPLITS if kind not in NEW), *MADE])
 def test_a_text_begins_as_llama_cpps_where_the_file_does_not_say(tmp_path: Path, kind: str) -> None:
     llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
-    vocabulary = sentencepiece() if kind == "sentencepiece" else byte_level(kind)
+    vocabulary = of_kind(kind)
     path = write_vocabulary(tmp_path / "vocabulary.gguf", replace(vocabulary, add_bos=None))
     theirs = path
     if kind in NEWER:

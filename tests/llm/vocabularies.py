@@ -1,4 +1,4 @@
-"""Small vocabularies of both kinds, trained on a text of this repository."""
+"""Small vocabularies of every kind, trained on a text of this repository."""
 
 import json
 from pathlib import Path
@@ -20,12 +20,12 @@ CONTROL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 USER = ["<think>", "</think>"]
 
 
-def trained(size: int, split: object) -> tuple[list[str], list[str]]:
-    """Pieces and merges of a BPE trained on the corpus."""
+def trained(size: int, split: object, corpus: str = CORPUS) -> tuple[list[str], list[str]]:
+    """Pieces and merges of a BPE trained on a text."""
     engine = Engine(BPE())
     engine.pre_tokenizer = split
     engine.train_from_iterator(
-        [CORPUS], BpeTrainer(vocab_size=size, initial_alphabet=byte_alphabet(), show_progress=False)
+        [corpus], BpeTrainer(vocab_size=size, initial_alphabet=byte_alphabet(), show_progress=False)
     )
     model = json.loads(engine.to_str())["model"]
     pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
@@ -48,6 +48,25 @@ def sentencepiece() -> Vocabulary:
     scores = [0.0] * 259 + [-float(at) for at in range(len(pieces))] + [0.0, 0.0]
     all_kinds = [*(int(kind) for kind in kinds), int(Kind.CONTROL), int(Kind.USER_DEFINED)]
     return Vocabulary(tokens, all_kinds, [], 1, 2, model="llama", pre="default", scores=scores)
+
+
+def lines() -> Vocabulary:
+    """Gemma 4's kind: no byte letters, but merges that are listed."""
+    pieces, merges = trained(700, Split(Regex(r"[^\n]+|\n+"), "isolated"), CORPUS.replace(" ", "\u2581"))
+    pieces = [piece for piece in pieces if len(piece) > 1 or piece in CORPUS or piece == "\u2581"]
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    tokens += [token for token in ("\n\n", "\n" * 3, "\n" * 5) if token not in pieces]
+    kinds = [*[Kind.CONTROL] * 3, Kind.UNKNOWN, *[Kind.BYTE] * 256, *[Kind.NORMAL] * (len(tokens) - 260)]
+    numbers = [*map(int, kinds), *[int(Kind.CONTROL)] * len(CONTROL), *[int(Kind.USER_DEFINED)] * len(USER)]
+    return Vocabulary([*tokens, *CONTROL, *USER], numbers, merges, 2, 1, model="gemma4", pre="gemma4")
+
+
+MADE = {"sentencepiece": sentencepiece, "gemma4": lines}
+
+
+def of_kind(kind: str) -> Vocabulary:
+    """A vocabulary by its kind, or by the name of the cut of a byte-level one."""
+    return MADE[kind]() if kind in MADE else byte_level(kind)
 
 
 def write_vocabulary(path: Path, vocabulary: Vocabulary, **extra: str) -> Path:
