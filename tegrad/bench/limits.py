@@ -28,7 +28,7 @@ from tegrad.hw.chips import CHIPS, Chip
 from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.cache import bytes_of, state_bytes
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.network import Spec
+from tegrad.llm.network import Spec, present
 from tegrad.nv import roles, toolchain
 from tegrad.nv.compilers import compile_cuda
 from tegrad.nv.gpu import Gpu
@@ -120,7 +120,8 @@ def step_bytes(path: Path, depth: int = 0) -> int:
         for name in arch.rope_divisors:
             tensors.pop(name, None)
         total = sum(info.nbytes for info in tensors.values())
-        rows: list[Spec] = [] if arch.positions is None else [arch.positions]
+        inputs = config.network.embed.inputs
+        rows: list[Spec] = [*present(arch.positions, inputs.table if inputs else None)]
         if tensor_name(arch.output) in tensors:
             rows.append(arch.embedding)
         for spec in rows:
@@ -128,7 +129,8 @@ def step_bytes(path: Path, depth: int = 0) -> int:
             total -= table.nbytes - table.nbytes // table.rows
         mixers = config.network.mixers
         counts = [min(depth, depth if op.window is None else op.window - 1) for op in mixers]
-    kept = sum(bytes_of(config, op, count, q8=False) for op, count in zip(mixers, counts, strict=True))
+    sizes = map(config.at, range(config.layers))
+    kept = sum(bytes_of(*each, q8=False) for each in zip(sizes, mixers, counts, strict=True))
     return total + kept + sum(state_bytes(op) // 2 for op in mixers)
 
 

@@ -12,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod, sqrt
 from pathlib import Path
@@ -26,14 +26,26 @@ from numpy.typing import NDArray
 
 from tegrad import kept
 from tegrad.errors import TegradError
-from tegrad.llm.arch import ARCHES, KV_HEADS, LONG_ROPE, Config, stored_name, tensor_name
+from tegrad.llm.arch import (
+    ARCHES,
+    FFN,
+    INPUT_LENGTH,
+    KV_HEADS,
+    LOCAL_SIZES,
+    LONG_ROPE,
+    PATTERN,
+    SHARED_LAYERS,
+    Config,
+    stored_name,
+    tensor_name,
+)
 from tegrad.llm.errors import GgufError
 from tegrad.llm.formats import F32, PACKED, PLAIN, BlockType
-from tegrad.llm.network import Attend, Spec
+from tegrad.llm.network import Spec
 
 TYPE: TypeAlias = GGMLQuantizationType
 Array: TypeAlias = NDArray[Any]
-Value: TypeAlias = int | float | str | list[int]
+Value: TypeAlias = int | float | str | list[int] | list[bool]
 
 
 class ModelNameError(TegradError):
@@ -151,6 +163,8 @@ class ModelShape:
     """What only its family says, by the names after the family's."""
     attends: tuple[int, ...] = ()
     """Layers that do, where the others convolve."""
+    values_are_keys: bool = False
+    """Layers that attend to all positions have no matrix of values."""
     path: str = "a shape"
     """What errors name."""
 
@@ -161,7 +175,7 @@ class ModelShape:
             "context_length": self.context,
             "embedding_length": self.dim,
             "block_count": self.layers,
-            "feed_forward_length": self.ffn,
+            FFN: self.ffn,
             "attention.head_count": self.heads,
             KV_HEADS: self.kv_heads,
         }
@@ -187,28 +201,39 @@ class ModelShape:
     @property
     def config(self) -> Config:
         """The sizes as the loader reads them from the file."""
-        return Config.of(self, lambda spec: (self.vocab, self.dim))
+        made = Config.of(self, lambda spec: (self.vocab, self.dim))
+        if not self.values_are_keys:
+            return made
+        return replace(made, forms=tuple(replace(form, values_are_keys=form.window is None) for form in made.forms))
 
     def format(self, kind: str, spec: Spec, layer: int | None) -> BlockType:
         """The format of a matrix where the model has that format, or mixture."""
-        arch, sizes = ARCHES[self.arch], self.config.size
+        arch, config = ARCHES[self.arch], self.config
+        sizes = config.at(layer or 0).size
         if spec is arch.positions:
             return F32
+        if arch.per_layer is not None and spec is arch.per_layer.matrix and kind not in map(short, PLAIN):
+            return FORMATS["bf16"]
         if kind not in MIXTURES:
             return FORMATS[kind]
-        output = spec is arch.output or (self.tied and spec is arch.embedding)
+        tables = (arch.embedding, arch.per_layer and arch.per_layer.table)
+        output = spec is arch.output or (self.tied and spec in tables)
         name = spec.stack.name if spec.stack else spec.name
         at, layers = layer or 0, self.layers
-        if name == "attn_v" and arch.instead is not None:  # counted where there are any, beside those of all three
-            mixers = self.config.network.mixers
-            attends = [index for index, op in enumerate(mixers) if isinstance(op, Attend)]
-            joined = any(one.name == "attn_qkv" for one in arch.instead.project)
-            at, layers = attends.index(at), layers if joined else len(attends)
+        if name == "attn_v":  # counted where there are any, beside those of all three
+            net, joined = config.network, False
+            having = [index for index in range(layers) if spec in net.project(index).matrices]
+            if arch.instead is not None:
+                joined = any(one.name == "attn_qkv" for one in arch.instead.project)
+            at, layers = having.index(at), layers if joined else len(having)
         place = Place(name, sizes(spec.shape[-1]), at, layers, self.heads // self.kv_heads, output)
         return FORMATS[format_of(MIXTURES[kind], place)]
 
 
 _QWEN: Final = 151643
+_GEMMA4: Final[Mapping[str, Value]] = {
+    **dict.fromkeys(LOCAL_SIZES, 256), "rope.freq_base_swa": 10000.0, "final_logit_softcapping": 30.0, INPUT_LENGTH: 0,
+}  # fmt: skip
 # fmt: off
 SHAPES: Final[Mapping[str, ModelShape]] = {
     "1b": ModelShape("llama", 128256, 2048, 8192, 16, 32, 8, 64, 131072, 128000, base=5e5, stretch=32),
@@ -237,6 +262,29 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
     "gemma3-4b": ModelShape(
         "gemma3", 262208, 2560, 10240, 34, 8, 4, 256, 131072, 0, eps=1e-6, base=1e6, pieces="spm",
         own={"attention.sliding_window": 1024, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+    ),
+    "gemma4-e2b": ModelShape(
+        "gemma4", 262144, 1536, 6144, 35, 8, 1, 512, 131072, 0, eps=1e-6, base=1e6, pieces="spm",
+        own={**_GEMMA4,
+            PATTERN: [at % 5 != 4 for at in range(35)], "attention.sliding_window": 512,
+            SHARED_LAYERS: 20, FFN: [6144] * 15 + [12288] * 20,
+            INPUT_LENGTH: 256,
+        },
+    ),
+    "gemma4-e4b": ModelShape(
+        "gemma4", 262144, 2560, 10240, 42, 8, 2, 512, 131072, 0, eps=1e-6, base=1e6, pieces="spm",
+        own={**_GEMMA4,
+            PATTERN: [at % 6 != 5 for at in range(42)], "attention.sliding_window": 512,
+            SHARED_LAYERS: 18, INPUT_LENGTH: 256,
+        },
+    ),
+    "gemma4-31b": ModelShape(
+        "gemma4", 262144, 5376, 21504, 60, 32, 4, 512, 262144, 0, eps=1e-6, base=1e6, pieces="spm",
+        own={**_GEMMA4,
+            PATTERN: [at % 6 != 5 for at in range(60)], "attention.sliding_window": 1024,
+            KV_HEADS: [4 if at % 6 == 5 else 16 for at in range(60)],
+        },
+        values_are_keys=True,
     ),
     "phi4-mini": ModelShape(
         "phi3", 200064, 3072, 8192, 32, 24, 8, 128, 131072, 199999, pieces="gpt-4o",
@@ -388,7 +436,7 @@ SHAPES: Final[Mapping[str, ModelShape]] = {
     "gpt2": ModelShape("gpt2", 50257, 768, 3072, 12, 12, 12, 64, 1024, 50256, pieces="gpt-2"),
 }
 # fmt: on
-"""Llama 3.2 1B and 3B, Llama 3.1 8B, Mistral 7B v0.3, Qwen 2.5 and 3, Gemma 2 and 3 (text), Phi-4-mini, SmolLM3,
+"""Llama 3.2 1B and 3B, Llama 3.1 8B, Mistral 7B v0.3, Qwen 2.5 and 3, Gemma 2 to 4 (text), Phi-4-mini, SmolLM3,
 Granite 3.1, OLMo 2, Ministral 3 (text), Gemma, MiniCPM, InternLM 2.5, ERNIE 4.5, Qwen 2.5 VL and 3 VL (text),
 Qwen 3.5 (text), Hunyuan, LFM2, Seed-OSS, EXAONE 3.5 and 4, GLM-4, StarCoder 2, Nemotron-Mini, Tiny Aya, Command R7B,
 Aya Expanse, Pythia, Jais 2, Phi-2, StableLM 3B, AFM and GPT-2 124M: from their config.json."""
@@ -500,9 +548,12 @@ def _tensors(shape: ModelShape, kind: str) -> Iterator[_Tensor]:
     config = shape.config
     for name, divisors in _divisors(shape, config.rope.dim // 2):
         yield _fixed(name, divisors)
+    heads = () if config.arch.score_scale is None else (config.arch.query_norm, config.arch.key_norm)
     for name, spec, layer, sizes in stored(config, shape.tied):
         if not spec.multiplied:
             mean, deviation = (0.0, sizes[-1] ** -0.5) if len(sizes) > 1 else _MEANS.get(spec.name, (1.0, 0.1))
+            if spec in heads:  # in the place of what scores are multiplied by
+                mean, deviation = (number * sizes[-1] ** -0.25 for number in (mean, deviation))
             yield _plain(name, TYPE.F32, sizes, mean, deviation)
         else:
             deviation, form = _gain(config, spec) / sizes[-1] ** 0.5, shape.format(kind, spec, layer)
@@ -526,14 +577,17 @@ def stored(config: Config, tied: bool) -> Iterator[tuple[str, Spec, int | None, 
     for spec, layer in config.specs():
         if (spec is config.arch.output and tied) or (spec.stack and spec.stack.at):
             continue
-        rows = spec.stack.sizes if spec.stack else spec.shape[:1]
-        yield stored_name(spec, layer), spec, layer, (sum(map(config.size, rows)), *map(config.size, spec.shape[1:]))
+        rows, size = spec.stack.sizes if spec.stack else spec.shape[:1], config.at(layer or 0).size
+        yield stored_name(spec, layer), spec, layer, (sum(map(size, rows)), *map(size, spec.shape[1:]))
 
 
 def _divisors(shape: ModelShape, pairs: int) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """What divides rope frequencies: Llama 3's, or for short and long contexts 1 and, made up, 1 to 32."""
+    """What divides rope frequencies: Gemma 4's, of whose pairs a quarter turns, Llama 3's, or for short and long
+    contexts 1 and, made up, 1 to 32."""
     names = ARCHES[shape.arch].rope_divisors
-    if shape.stretch is not None:
+    if ARCHES[shape.arch].sized:
+        yield names[0], np.where(np.arange(pairs) < pairs // 4, 1, 1e30).astype(np.float32)
+    elif shape.stretch is not None:
         yield names[0], llama3_divisors(pairs, shape.base, shape.stretch)
     elif names == LONG_ROPE and "rope.scaling.original_context_length" in shape.own:
         yield from zip(names, (np.ones(pairs, np.float32), np.linspace(1, 32, pairs, dtype=np.float32)), strict=True)

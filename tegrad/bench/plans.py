@@ -155,7 +155,7 @@ def uncompiled(arch: str) -> Iterator[DryDevice]:
 
 def matrices(made: PackedModel) -> list[PackedMatrix]:
     """Every matrix of a model, in the order of use; a tied output is the embedding."""
-    found = [made.embedding]
+    found = [one for one in (made.embedding, made.inputs, made.inputs_matrix) if one is not None]
     for layer in made.layers:
         found += [*layer.qkv, *layer.matrices.values()]
     return found if made.output is made.embedding else [*found, made.output]

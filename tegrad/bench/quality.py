@@ -24,6 +24,7 @@ from tegrad import models as shipped
 from tegrad.bench import models
 from tegrad.bench.peers import F16, Q8_0, CpuLlama, GpuLlama
 from tegrad.bench.record import RecordError, now, replace_rows, source_digest
+from tegrad.llm.arch import ARCHES, FFN, INPUT_LENGTH, KV_HEADS, LOCAL_SIZES, PATTERN, SHARED_LAYERS
 from tegrad.llm.cache import KvCache
 from tegrad.llm.engine import Engine as Decoder
 from tegrad.llm.errors import UnsupportedModelError
@@ -59,14 +60,14 @@ _SHAPES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "q4km": (
         *("gemma3-1b", "phi4-mini", "exaone3.5-7.8b", "internlm2.5-1.8b", "seed-oss-36b", "glm4-9b"),
-        *("tiny-aya", "phi2", "jais2-8b", "aya-expanse-8b", "lfm2-1.2b", "qwen3.5-0.8b"),
+        *("tiny-aya", "phi2", "jais2-8b", "aya-expanse-8b", "lfm2-1.2b", "qwen3.5-0.8b", "gemma4-e2b"),
     ),
     "q5_0": ("1b", "gemma3-1b", "seed-oss-36b", "glm4-9b-2024"),
     "q5_1": ("1b", "phi4-mini"),
     "q5k": ("1b", "smollm3-3b", "internlm2.5-1.8b", "stablelm-3b", "jais2-8b"),
     "q6k": (
         *("1b", "gemma2-2b", "ministral3-3b", "minicpm-2b", "qwen3-vl-2b", "glm4-9b", "command-r7b", "pythia-1b"),
-        *("lfm2-1.2b", "qwen3.5-0.8b"),
+        *("lfm2-1.2b", "qwen3.5-0.8b", "gemma4-31b"),
     ),
     "q8_0": (
         *("1b", "qwen3-0.6b", "olmo2-1b", "gemma-2b", "ernie4.5-0.3b", "qwen3-vl-2b", "exaone4-1.2b"),
@@ -173,11 +174,30 @@ def small(shape: models.ModelShape) -> models.ModelShape:
     head_dim = shape.head_dim if 512 % shape.head_dim == 0 else 64
     heads, layers = 512 // head_dim, {"gemma3": 6, "smollm3": 4, "cohere2": 4, "qwen35": 4}.get(shape.arch, 3)
     own = {"ssm.time_step_rank": 4, "ssm.group_count": 2, "ssm.inner_size": 512} if shape.arch == "qwen35" else {}
+    if ARCHES[shape.arch].sized:
+        return _small_sized(shape)
     return replace(
         shape, dim=512, head_dim=head_dim, ffn=1024, layers=layers, heads=heads,
         kv_heads=heads if shape.kv_heads == shape.heads else 2, vocab=1024, specials=min(shape.specials, 1000),
         context=2048, own={**shape.own, **own},
     )  # fmt: skip
+
+
+def _small_sized(shape: models.ModelShape) -> models.ModelShape:
+    """The same of a family whose layers have sizes of their own: twice those of a period, half of which take keys and
+    values of the others where layers do."""
+    pattern = shape.own[PATTERN]
+    assert isinstance(pattern, list)
+    half = pattern.index(False) + 1
+    within = pattern[: 2 * half]
+    own = {**shape.own, **dict.fromkeys(LOCAL_SIZES, 128), PATTERN: within}
+    if SHARED_LAYERS in own:
+        own |= {SHARED_LAYERS: half, FFN: [1024] * half + [2048] * half, INPUT_LENGTH: 64}
+    if KV_HEADS in own:
+        own[KV_HEADS] = [2 if local else 1 for local in within]
+    return replace(
+        shape, dim=512, head_dim=256, ffn=1024, layers=2 * half, heads=4, kv_heads=1, vocab=1024, context=2048, own=own
+    )
 
 
 def compare(case: str, engines: Iterable[str], device: str, where: str, count: int = TOKENS) -> Iterator[QualityRow]:

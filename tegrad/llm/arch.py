@@ -29,6 +29,8 @@ from tegrad.llm.network import (
     Delta,
     Embed,
     Gate,
+    InputGate,
+    LayerInputs,
     Logits,
     Mixer,
     Network,
@@ -68,6 +70,16 @@ class LayerForm:
     """Positions that a token attends to at most, its own included."""
     instead: bool = False
     """It has `Arch.instead` in the place of attention."""
+    head_dim: int | None = None
+    """Elements of a head, where they differ from the model's,"""
+    kv_heads: int | None = None
+    """heads of keys and values,"""
+    ffn: int | None = None
+    """and the feed-forward's elements."""
+    source: int | None = None
+    """An earlier layer, whose keys and values it attends to."""
+    values_are_keys: bool = False
+    """It has no matrix of values: they are what its keys are made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +130,19 @@ class Windows:
 
 
 @dataclass(frozen=True, slots=True)
+class PerLayer:
+    """The tensors of what layers read of a token beside the stream (`network.LayerInputs`), and of what they make of
+    it. A model may have none."""
+
+    table: Spec
+    matrix: Spec
+    norm: Spec
+    gate: Spec
+    output: Spec
+    post_norm: Spec
+
+
+@dataclass(frozen=True, slots=True)
 class Arch:
     """A model family: the tensors and kinds that differ from family to family; `Config.network` is what it computes."""
 
@@ -163,6 +188,13 @@ class Arch:
     """Of layers that do not attend."""
     gated: bool = False
     """What heads mix is gated (`network.Attend.gated`)."""
+    unit_values: bool = False
+    """Values are normalized (`network.Attend.unit_values`)."""
+    per_layer: PerLayer | None = None
+    layer_scale: Spec | None = None
+    """What the stream is multiplied by after a layer, which files may lack."""
+    score_scale: float | None = None
+    """What scores are multiplied by; None: one over the root of a head's size."""
     values: tuple[str, ...] = ()
     """Of `_REFUSED`, those that the family's files may have."""
     needs: tuple[str, ...] = ()
@@ -185,6 +217,11 @@ class Arch:
     """A file's scale of logits multiplies them instead of dividing them."""
 
     @property
+    def sized(self) -> bool:
+        """Whether layers of a model may have sizes of their own."""
+        return LOCAL_SIZES[0] in self.values
+
+    @property
     def caps(self) -> Mapping[str, float]:
         """Those that the family has, by the name of their value in a file."""
         caps = {"attn_logit_softcapping": self.score_cap, "final_logit_softcapping": self.logit_cap}
@@ -192,29 +229,41 @@ class Arch:
 
     def network(self, config: Config) -> Network:
         """What a model of the family computes."""
+        scale = sqrt(config.dim) if self.scaled_embedding else config.embedding_scale
         return Network(
-            Embed(
-                self.embedding, self.positions, sqrt(config.dim) if self.scaled_embedding else config.embedding_scale
-            ),
-            tuple(self._block(config, form) for form in config.layer_forms),
+            Embed(self.embedding, self.positions, scale, self._inputs(config)),
+            tuple(self._block(config.at(at), form) for at, form in enumerate(config.layer_forms)),
             Logits(Norm(self.output_norm, self.norm, config.logit_scale), self.output, config.logit_cap),
         )
 
+    def _inputs(self, config: Config) -> LayerInputs | None:
+        """What layers read beside the stream."""
+        if self.per_layer is None or not config.given:
+            return None
+        own = self.per_layer
+        return LayerInputs(own.table, own.matrix, own.norm, sqrt(config.given), 1 / sqrt(config.dim))
+
     def _block(self, config: Config, form: LayerForm) -> Block:
-        """The operations of a layer."""
+        """The operations of a layer of so many elements."""
         wide = config.layers == self.dim_scaled
-        qkv, attn_output = self.qkv, self.attn_output
+        made = 1 if form.source is not None else 2 if form.values_are_keys else len(self.qkv)
+        qkv, attn_output = self.qkv[:made], self.attn_output
         mixer: Mixer = Attend(
             self.rope if form.rope.dim else "none",
             form.rope,
-            config.attention_scale or 1 / sqrt(config.dim // config.heads if wide else config.head_dim),
+            config.attention_scale
+            or self.score_scale
+            or 1 / sqrt(config.dim // config.heads if wide else config.head_dim),
             self.query_norm,
-            self.key_norm,
+            self.key_norm if form.source is None else None,
             self.norms_turned,
             form.window,
             config.score_cap,
             config.temperature,
             self.gated,
+            form.source,
+            form.values_are_keys,
+            self.unit_values and form.source is None,
         )
         if form.instead and (own := self.instead) is not None:
             qkv, mixer, attn_output = own.project, own.mixer(config), own.output
@@ -226,13 +275,25 @@ class Arch:
         mixed = Add(attn_output, "mixed", norm(self.attn_post_norm))
         gate = Gate(norm(self.ffn_norm), self.gate, self.up, self.activation)
         hidden = Add(self.down, "hidden", norm(self.ffn_post_norm))
-        return (project, gate, mixer, hidden, mixed) if self.parallel else (project, mixer, mixed, gate, hidden)
+        if self.parallel:
+            return project, gate, mixer, hidden, mixed
+        if (by := self.per_layer) is None or not config.given:
+            return project, mixer, mixed, gate, replace(hidden, scale=self.layer_scale)
+        given = Add(by.output, "given", norm(by.post_norm), self.layer_scale)
+        return project, mixer, mixed, gate, hidden, InputGate(by.gate, self.activation), given
 
 
 SCALES: Final = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
 """What scores, embeddings, and what blocks add are multiplied by, and logits divided by, or in some families
 multiplied; 0 stands for the usual."""
 KV_HEADS: Final = "attention.head_count_kv"
+FFN: Final = "feed_forward_length"
+PATTERN: Final = "attention.sliding_window_pattern"
+"""Which layers attend within a window: one in so many does not; or each layer's yes or no."""
+SHARED_LAYERS: Final = "attention.shared_kv_layers"
+"""Last layers that take keys and values of earlier ones."""
+INPUT_LENGTH: Final = "embedding_length_per_layer_input"
+"""Elements that a layer reads of a token beside the stream."""
 TEMPERATURE: Final = "attention.temperature_scale"
 """`Temperature.scale`; its period is the context before YaRN."""
 NEXT: Final = "nextn_predict_layers"
@@ -242,6 +303,8 @@ LOG_MULTIPLIER: Final = "rope.scaling.yarn_log_multiplier"
 BASE: Final = ("rope.freq_base", "rope.global.freq_base")
 LOCAL_BASE: Final = ("rope.freq_base_swa", "rope.local.freq_base")
 """Of layers within a window. The second names are those of files that were converted for Ollama."""
+LOCAL_SIZES: Final = ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa")
+"""Of heads of such layers, and of what is rotated of them."""
 FREQUENCIES: Final = ("rope_freqs.weight",)
 """Llama 3.1's scaling for long contexts."""
 LONG_ROPE: Final = ("rope_factors_short.weight", "rope_factors_long.weight")
@@ -320,6 +383,28 @@ GEMMA2: Final = replace(
     score_cap=50.0,
     logit_cap=30.0,
 )
+
+GEMMA4: Final = replace(
+    GEMMA3,
+    name="gemma4",
+    windows=Windows(6),
+    dim_scaled=None,
+    score_scale=1.0,
+    rope_divisors=FREQUENCIES,
+    unit_values=True,
+    layer_scale=Spec("layer_output_scale", ("one",)),
+    per_layer=PerLayer(
+        Spec("per_layer_token_embd", ("vocab", "inputs")),
+        Spec("per_layer_model_proj", ("inputs", "dim")),
+        Spec("per_layer_proj_norm", ("input",)),
+        Spec("inp_gate", ("input", "dim")),
+        Spec("proj", ("dim", "input")),
+        Spec("post_norm", ("dim",)),
+    ),
+    values=LOCAL_SIZES,
+)
+"""Gemma 4's text models without experts. Layers within a window have smaller heads, and may have other numbers of them;
+the last ones of the small models take keys and values of earlier ones."""
 
 OLMO2: Final = replace(
     QWEN2,
@@ -542,8 +627,8 @@ ARCHES: Final[Mapping[str, Arch]] = {
     for arch in (
         *(LLAMA, MISTRAL3, MINICPM, GRANITE, SMOLLM3, INTERNLM2, ERNIE4_5, ARCEE),
         *(QWEN2, QWEN3, QWEN3_5, LFM2, QWEN2_VL, QWEN3_VL, HUNYUAN, SEED_OSS, EXAONE, EXAONE4, PHI3, GLM4, CHATGLM),
-        *(MAINCODER, PANGU, OLMO2, GEMMA, GEMMA2, GEMMA3, GPT2, STARCODER2, NEMOTRON, JAIS2, STABLELM, GPTNEOX, PHI2),
-        *(COMMAND_R, COHERE2),
+        *(MAINCODER, PANGU, OLMO2, GEMMA, GEMMA2, GEMMA3, GEMMA4, GPT2, STARCODER2, NEMOTRON, JAIS2, STABLELM),
+        *(GPTNEOX, PHI2, COMMAND_R, COHERE2),
     )
 }
 """By `general.architecture`."""
@@ -630,6 +715,8 @@ class Config:
     """of queries and keys,"""
     state: int = 0
     """and elements of each."""
+    given: int = 0
+    """Elements that a layer reads of a token beside the stream."""
     ahead: int = 0
     """Blocks of the file behind its layers, whose tensors are left alone."""
     own: Config | None = None
@@ -659,6 +746,11 @@ class Config:
         dim = self.dim if self.arch.norm == "layer" else dim
         if (dim, ffn, kv_heads) == (self.dim, self.ffn, self.kv_heads):
             return self
+        if any(self.at(at) is not self for at in range(self.layers)):
+            raise UnsupportedModelError(
+                f"layers of different sizes are run where rows of weights are whole runs of {LANE_WEIGHTS}: choose "
+                "another model"
+            )
         net = self.network
         return replace(
             self,
@@ -672,6 +764,21 @@ class Config:
             embedding_scale=net.embed.scale,
             own=self,
         )
+
+    def at(self, layer: int) -> Config:
+        """The sizes of a layer."""
+        return self._at.get(layer, self)
+
+    @cached_property
+    def _at(self) -> Mapping[int, Config]:
+        """Of layers whose sizes differ from the model's."""
+        names = ("head_dim", "kv_heads", "ffn")
+        own = {at: {name: getattr(form, name) for name in names} for at, form in enumerate(self.forms)}
+        found = {at: {name: size for name, size in sizes.items() if size is not None} for at, sizes in own.items()}
+        return {
+            at: replace(self, **sizes, value_dim=sizes.get("head_dim", self.value_dim)) for at, sizes in found.items()
+            if sizes
+        }  # fmt: skip
 
     @cached_property
     def network(self) -> Network:
@@ -744,6 +851,9 @@ class Config:
             "state": self.state,
             "delta_heads": self.delta_heads,
             "inner": self.delta_heads * self.state,
+            "input": self.given,
+            "inputs": self.layers * self.given,
+            "one": 1,
             "channels": (2 * self.delta_keys + self.delta_heads) * self.state,
         }
 
@@ -763,24 +873,26 @@ class Config:
     @property
     def projected(self) -> int:
         """Elements that a layer's `Project` makes, at most."""
-        return max(sum(self.size(spec.shape[0]) for spec in self.network.project(at).matrices) for at in self._kinds)
+        net = self.network
+        return max(sum(self.at(at).size(spec.shape[0]) for spec in net.project(at).matrices) for at in self._kinds)
 
     @property
     def mixed(self) -> int:
         """Elements that are mixed in a layer, at most."""
-        adds = [op for at in self._kinds for op in self.network.blocks[at] if isinstance(op, Add)]
-        return max(self.size(add.matrix.shape[1]) for add in adds if add.reads == "mixed")
+        adds = [(at, op) for at in self._kinds for op in self.network.blocks[at] if isinstance(op, Add)]
+        return max(self.at(at).size(add.matrix.shape[1]) for at, add in adds if add.reads == "mixed")
 
     @property
     def _kinds(self) -> Iterable[int]:
-        """A layer that attends, and one that does not, if there is any."""
-        return {form.instead: at for at, form in enumerate(self.layer_forms)}.values()
+        """A layer of each kind whose products differ in size."""
+        forms = enumerate(self.layer_forms)
+        return {(form.instead, form.source is None, form.head_dim, form.kv_heads): at for at, form in forms}.values()
 
     @classmethod
     def read(cls, file: Gguf) -> Self:
         """The sizes of a file's model; raises UnsupportedModelError or GgufError."""
         config = cls.of(file, lambda spec: file.tensor(tensor_name(spec)).shaped(2).shape)
-        config = replace(config, arch=_as_stored(config, file))
+        config = replace(config, arch=_as_stored(config, file), forms=_with_values(config, file))
         config._check_all(file)
         return config
 
@@ -822,9 +934,11 @@ class Config:
             context=context,
             layers=layers,
             dim=dim,
-            ffn=get.size(f"{name}.feed_forward_length"),
+            ffn=max(get.each(f"{name}.{FFN}", layers)) if arch.sized else get.size(f"{name}.{FFN}"),
             heads=heads,
-            kv_heads=get.size(f"{name}.{KV_HEADS}", heads, but_zeros=arch.instead is not None),
+            kv_heads=max(get.each(f"{name}.{KV_HEADS}", layers, heads))
+            if arch.sized
+            else get.size(f"{name}.{KV_HEADS}", heads, but_zeros=arch.instead is not None),
             head_dim=head_dim,
             value_dim=get.size(f"{name}.attention.value_length", dim // heads),
             eps=get.number(f"{name}.{_EPS[arch.norm]}") / residual**2,
@@ -838,11 +952,14 @@ class Config:
             logit_scale=(scales.get("logit_scale") or 1.0) ** (1 if arch.logits_multiplied else -1),
             temperature=_temperature(get, arch, context),
             **_instead(get, arch),
+            given=_given(get, arch),
             ahead=ahead,
         )
-        uneven = config.heads % config.kv_heads or config.rope.dim % 2 or config.rope.dim > head_dim
-        if uneven or not head_dim or not config.value_dim:
-            raise file.corrupt(f"{heads} heads, {config.kv_heads} key heads of {head_dim}, rope over {config.rope.dim}")
+        config = replace(config, forms=_sized(get, config)) if arch.sized else config
+        for at, form in enumerate(config.layer_forms):
+            own, turned = config.at(at), form.rope.dim
+            if own.heads % own.kv_heads or turned % 2 or turned > own.head_dim or not own.head_dim or not own.value_dim:
+                raise file.corrupt(f"{heads} heads, {own.kv_heads} key heads of {own.head_dim}, rope over {turned}")
         return config
 
     def check_tokens(self, file: Gguf) -> None:
@@ -852,12 +969,15 @@ class Config:
             raise file.corrupt(f"{len(tokens)} tokens for {self.vocab} rows of {self.arch.embedding.name}")
 
     def _check_all(self, file: Gguf) -> None:
-        """Every tensor of the family and no other but those of blocks `ahead`, so that nothing is missing after half of
-        the model is loaded."""
+        """Every tensor of the family and no other but those of blocks `ahead` and of keys and values that a layer takes
+        from another, so that nothing is missing after half of the model is loaded."""
         known = set(self.arch.rope_divisors)
         known |= {stored_name(spec, layer) for spec, layer in self.specs()}
         known |= {tensor_name(spec, layer, "bias") for spec, layer in self.specs() if spec.bias != "none"}
         left = tuple(f"blk.{at}." for at in range(self.layers, self.layers + self.ahead))
+        left += tuple(
+            f"blk.{at}.attn_{side}" for at, form in enumerate(self.forms) if form.source is not None for side in "kv"
+        )
         if unknown := [name for name in file.tensors if name not in known and not name.startswith(left)]:
             raise UnsupportedModelError(
                 f"{file.path} has the tensor {shown(unknown[0])}, which the family {self.arch.name} as we run it does "
@@ -883,22 +1003,23 @@ class Config:
                 name = tensor_name(spec, layer, "bias")
                 if spec.bias == "must":
                     file.tensor(name)
-                bias = self.vector(file, name, self.size(spec.shape[0]))
+                bias = self.vector(file, name, (self if layer is None else self.at(layer)).size(spec.shape[0]))
                 if bias is not None:
                     yield bias
 
     def check(self, file: Gguf, spec: Spec, layer: int | None = None) -> TensorInfo:
         """The tensor of a spec, its shape checked: its own rows where it lies in a stack."""
         info, stack = file.tensor(stored_name(spec, layer)).shaped(len(spec.shape)), spec.stack
-        own = tuple(self.size(name) for name in spec.shape)
-        expected = own if stack is None else (sum(map(self.size, stack.sizes)), *own[1:])
+        sizes = self if layer is None else self.at(layer)
+        own = tuple(sizes.size(name) for name in spec.shape)
+        expected = own if stack is None else (sum(map(sizes.size, stack.sizes)), *own[1:])
         if info.shape != expected:
             raise file.corrupt(f"tensor {info.name!r} has the shape {info.shape}, {expected} expected")
         if not spec.multiplied:
             self.vector(file, info.name, *expected)
         if stack is None:
             return info
-        return replace(info.cut(map(self.size, stack.sizes))[stack.at], name=tensor_name(spec, layer))
+        return replace(info.cut(map(sizes.size, stack.sizes))[stack.at], name=tensor_name(spec, layer))
 
     def vector(self, file: Gguf, name: str, *shape: int) -> TensorInfo | None:
         """An optional F32 vector such as a bias, or one for each element, its shape checked."""
@@ -953,6 +1074,8 @@ def _refuse(get: _Reader, arch: Arch) -> None:
 def _as_stored(config: Config, file: Gguf) -> Arch:
     """The family, its queries, keys and values in one tensor or three as the file has them, and with biases or none."""
     arch, first = config.arch, next(at for at, form in enumerate(config.layer_forms) if not form.instead)
+    if arch.layer_scale is not None and tensor_name(arch.layer_scale, first) not in file.tensors:
+        arch = replace(arch, layer_scale=None)
 
     def has(name: str) -> bool:
         return f"blk.{first}.{name}" in file.tensors
@@ -962,6 +1085,54 @@ def _as_stored(config: Config, file: Gguf) -> Arch:
         return arch if one and (has("attn_qkv.bias") or not must) else replace(arch, qkv=FUSED)
     unbiased = must and not has("attn_q.bias")
     return replace(arch, qkv=LLAMA.qkv) if has("attn_q.weight") and (one or unbiased) else arch
+
+
+def _with_values(config: Config, file: Gguf) -> tuple[LayerForm, ...]:
+    """Each layer's form, of which some families' layers have no values but what their keys are made of."""
+    if not config.arch.sized:
+        return config.forms
+    return tuple(
+        replace(form, values_are_keys=form.source is None and f"blk.{at}.attn_v.weight" not in file.tensors)
+        for at, form in enumerate(config.layer_forms)
+    )
+
+
+def _given(get: _Reader, arch: Arch) -> int:
+    """Elements that a layer reads of a token beside the stream."""
+    key = f"{arch.name}.{INPUT_LENGTH}"
+    return get.size(key) if arch.per_layer is not None and get.optional(key, int, 0) else 0
+
+
+def _sized(get: _Reader, config: Config) -> tuple[LayerForm, ...]:
+    """Each layer's form with its sizes, and with whose keys and values the last ones attend to."""
+    name, layers = config.arch.name, config.layers
+    kv_heads, ffn = get.each(f"{name}.{KV_HEADS}", layers, config.heads), get.each(f"{name}.{FFN}", layers)
+    keys, values, turned = (f"{name}.{key}" for key in LOCAL_SIZES)
+    head_dim = get.size(keys, config.head_dim)
+    if get.size(values, head_dim) != head_dim or config.value_dim != config.head_dim:
+        raise UnsupportedModelError(f"{get.file.path} has values of another size than keys: choose another model")
+    forms = [
+        replace(
+            form if form.window is None
+            else replace(form, rope=replace(form.rope, dim=get.size(turned, config.rope.dim), divided=False)),
+            head_dim=head_dim if form.window is not None and head_dim != config.head_dim else None,
+            kv_heads=kv_heads[at] if kv_heads[at] != config.kv_heads else None,
+            ffn=ffn[at] if ffn[at] != config.ffn else None,
+        )
+        for at, form in enumerate(config.layer_forms)
+    ]  # fmt: skip
+    key = f"{name}.{SHARED_LAYERS}"
+    if (shared := get.optional(key, int, 0)) < 0:
+        raise get.file.corrupt(f"{key} = {shared}")
+    first = layers - shared
+    for at in range(first, layers):
+        own = forms[at]
+        source = first - (1 if own.window is None else 2)
+        like = forms[source] if source >= 0 and first >= 2 else None
+        if like is None or (like.window, like.head_dim, like.kv_heads) != (own.window, own.head_dim, own.kv_heads):
+            raise get.file.corrupt(f"{key} = {shared} of {layers} layers")
+        forms[at] = replace(own, source=source)
+    return tuple(forms)
 
 
 def _window(get: _Reader, name: str) -> int | None:
@@ -1029,7 +1200,7 @@ def _windowed(get: _Reader, name: str, windows: Windows, rope: Rope, layers: int
     window = _window(get, name) or windows.window
     if window is None or layers != (windows.layers or layers):
         return ()
-    key = f"{name}.attention.sliding_window_pattern"
+    key = f"{name}.{PATTERN}"
     pattern = get.file.metadata.get(key, windows.period)
     if isinstance(pattern, list):
         within = pattern[:layers]
@@ -1120,6 +1291,16 @@ class _Reader:
         if unsound or value > LARGEST or 0 < value < SMALLEST:
             raise self.file.corrupt(f"{key} = {value:g}")
         return value
+
+    def each(self, key: str, count: int, default: int | None = None) -> list[int]:
+        """A positive int for each of so many layers, or one for all."""
+        value = self.file.metadata.get(key)
+        if not isinstance(value, list):
+            return [self.size(key, default)] * count
+        sizes = [entry for entry in value[:count] if type(entry) is int and 0 < entry <= LARGEST_SIZE]
+        if len(sizes) < count:
+            raise self.file.corrupt(f"{key} = {shown(value)} for {count} layers")
+        return sizes
 
     def size(self, key: str, default: int | None = None, *, but_zeros: bool = False) -> int:
         """A positive int. A list of one size per layer is accepted where all are equal, or all but zeros."""

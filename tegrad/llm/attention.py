@@ -32,9 +32,19 @@ BUFFERS: Final = (
 FEWEST_WARPS: Final = 4
 """Of a CTA where there are more of them than SMs, so that one SM holds several."""
 MIXED_BYTES: Final = 32 << 10
+MOST_HEAD_DIM: Final = 512
+WIDE: Final = 256
+"""Elements of a head beyond which a lane holds 16 instead of 8,"""
+MOST_WIDE: Final = 1024
+"""and a CTA so many of all its heads at most."""
 MOST_GROUP_READS: Final = 32768
 """Positions of a cache, times the CTAs that each read all of them for a group of the query heads, at most. On an H200
 seven groups were quicker at 4,000 positions; more were not tried."""
+
+
+def made_of(op: Attend) -> int:
+    """How many of keys and values are made of a token; where it is one, keys are values."""
+    return 0 if op.source is not None else 1 if op.values_are_keys else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +114,10 @@ class Attention:
     """Blocks of a sequence in the table, where the cache is a pool of them."""
     gated: bool = False
     """As `network.Attend.gated`."""
+    made: int = 2
+    """Of keys and values, how many are made of the token: 1, where keys are values; 0, where the cache has both."""
+    unit_values: bool = False
+    """As `network.Attend.unit_values`."""
 
     @classmethod
     def of(
@@ -118,16 +132,16 @@ class Attention:
             op.rope.dim // 2 if op.rope.dim else None, config.head_eps if op.query_norm is not None else None,
             cache, device.sm_count, sequences, floats, quantized, halves, device.arch, tuning,
             Scoring.of(config, op, positions), op.norms, positions if rows < positions else None,
-            blocks, op.gated,
+            blocks, op.gated, made_of(op), op.unit_values,
         )  # fmt: skip
 
     def __post_init__(self) -> None:
         if self.rope not in ROPES or self.cache not in CACHES:
             raise UnsupportedModelError(f"no attention kernel for rope {self.rope!r} with a cache of {self.cache!r}")
-        if self.heads % self.kv_heads or self.head_dim % 16 or self.head_dim > 256:
+        if self.heads % self.kv_heads or self.head_dim % 16 or self.head_dim > MOST_HEAD_DIM:
             raise UnsupportedModelError(
                 f"no attention kernel for {self.heads} heads on {self.kv_heads} key heads of {self.head_dim}: "
-                "whole groups of heads of up to 256 elements, a multiple of 16, are run"
+                f"whole groups of heads of up to {MOST_HEAD_DIM} elements, a multiple of 16, are run"
             )
         if self.cache == "q8_0" and self.head_dim % 32:
             raise UnsupportedModelError(
@@ -139,7 +153,10 @@ class Attention:
         """CTAs that share a KV head's query heads: fewer registers each, but keys and values are read again."""
         many = self.sequences == 1 and kernels_of(self.arch).overlaps and self.norms != "whole"
         most = MOST_GROUP_READS // self.positions if many else 1
-        fewest, *more = group_counts(self.heads // self.kv_heads)
+        counts = group_counts(self.heads // self.kv_heads)
+        if self.head_dim > WIDE:
+            counts = tuple(at for at in counts if self.heads // self.kv_heads // at * self.head_dim <= MOST_WIDE)
+        fewest, *more = counts
         return (self.tuning or {}).get("HEAD_GROUPS", max((at for at in more if at <= most), default=fewest))
 
     @property
@@ -175,7 +192,7 @@ class Attention:
     def loads(self) -> int:
         """Rows of keys, and of values, that a lane has in flight."""
         many = self.group <= (kernels_of(self.arch).deep_group if self.sequences == 1 else 2)
-        if self.blocks is not None and self.head_dim == 16:  # a tile lies in one block
+        if self.head_dim > WIDE or (self.blocks is not None and self.head_dim == 16):  # a tile lies in one block
             many = False
         return (self.tuning or {}).get("ATTENTION_LOADS", 8 if many else 4)
 
@@ -201,6 +218,10 @@ class Attention:
         }
         if self.gated:
             made["GATED"] = 1
+        if self.made != 2:
+            made["MADE"] = self.made
+        if self.unit_values:
+            made["UNIT_VALUES"] = 1
         if self.head_groups > 1:
             made["CACHE_HEADS"] = self.kv_heads
         if self.turned is not None:

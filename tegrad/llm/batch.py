@@ -298,9 +298,10 @@ class Batch(Closing):
             return [*plan.launches, *end]
         if width not in self._counts:
             self._counts[width] = self._workspace.put(chunk_bytes(count=width))
-        rows, chunk = self._rows, self._counts[width]
+        rows, chunk, states = self._rows, self._counts[width], self.states.states
         launches = [
-            embedding.launch(self.model, rows.programs, self.states.states, rows.x, width, OVERLAP=rows.overlaps(width))
+            embedding.launch(self.model, rows.programs, states, rows.x, width, OVERLAP=rows.overlaps(width)),
+            *rows.inputs(width, chunk, (states,)),
         ]
         for at in range(self.config.layers):
             launches += rows.layer(at, width, chunk, partial(self._mix, width))
@@ -429,7 +430,7 @@ class Batch(Closing):
 
     def _attention(self, width: int, at: int, op: Attend) -> Attention:
         made = Attention.of(
-            self.config, op, self.cache.positions, "q8_0" if self.cache.q8 else "f16", self.device, width,
+            self.config.at(at), op, self.cache.positions, "q8_0" if self.cache.q8 else "f16", self.device, width,
             rows=self.cache.layers[at].rows, blocks=self.cache.layers[at].table_blocks, quantized=False, halves=True,
             tuning={"OVERLAP": 1} if self._rows.overlaps(width) else None,
         )  # fmt: skip

@@ -103,30 +103,35 @@ class KvCache(Closing):
         self, device: Gpu, config: Config, positions: int, slots: int = 1, *, q8: bool = False, ahead: int = AHEAD,
         blocks: int | None = None,
     ) -> None:  # fmt: skip
-        if config.value_dim != config.head_dim:
-            raise UnsupportedModelError(
-                f"heads of {config.head_dim} keys and {config.value_dim} values: our kernels need them alike"
-            )
-        if q8 and config.head_dim % BLOCK:
-            raise UnsupportedModelError(
-                f"a q8_0 cache has blocks of 32, which heads of {config.head_dim} are not made of"
-            )
+        for own in map(config.at, range(config.layers)):
+            if own.value_dim != own.head_dim:
+                raise UnsupportedModelError(
+                    f"heads of {own.head_dim} keys and {own.value_dim} values: our kernels need them alike"
+                )
+            if q8 and own.head_dim % BLOCK:
+                raise UnsupportedModelError(
+                    f"a q8_0 cache has blocks of 32, which heads of {own.head_dim} are not made of"
+                )
         self.positions, self.slots, self.q8, self.ahead = positions, slots, q8, ahead
-        mixers = config.network.mixers
+        net = config.network
+        mixers = tuple(net.keeping.values())
         rows = [rows_of(op, positions, ahead) for op in mixers]
         self.rings = Rings(mixers, rows, positions, slots)
         pools = [blocks is not None and pooled(op, positions) for op in mixers]
         self.shareable = all(pools)
         """Whether all that a sequence leaves lies in blocks."""
-        sizes = [bytes_of(config, op, held(op, positions, ahead, slots, blocks), q8) for op in mixers]
+        sizes = [
+            bytes_of(config.at(at), op, held(op, positions, ahead, slots, blocks), q8) for at, op in net.keeping.items()
+        ]
         self._workspace = Workspace(device, SPEC)
         self._table_blocks = -(-positions // BLOCK_POSITIONS)
         try:
             self._table = None if blocks is None else self._workspace.take(4 * slots * self._table_blocks, TABLE_SPEC)
-            self.layers = tuple(
-                self._layer(op, size, each, pool)
-                for op, size, each, pool in zip(mixers, sizes, rows, pools, strict=True)
-            )
+            kept = {
+                at: self._layer(op, size, each, pool)
+                for (at, op), size, each, pool in zip(net.keeping.items(), sizes, rows, pools, strict=True)
+            }
+            self.layers = tuple(kept[net.kept_by(at)] for at in range(net.layers))
         except BaseException as error:
             self.close()
             if isinstance(error, MemoryError):

@@ -15,6 +15,8 @@ from tegrad.nv.replay import Launch
 
 WIDE_HEAD_DIM: Final = 128
 """Elements of a head beyond which attention's tiles are halved, or its sums would not fit the registers."""
+HELD_HEAD_DIM: Final = 256
+"""Beyond which a block mixes half of it, and has its queries in shared memory instead of registers."""
 DEPTH: Final = 4
 """Tiles of keys or of values that a block of warpgroups has room for."""
 
@@ -43,12 +45,12 @@ class Flash:
         blocks: int | None = None,
     ) -> Flash:  # fmt: skip
         """A layer's as prompts launch it on a chip, with so many positions and, if others, `rows` of the cache."""
-        wide = config.head_dim > WIDE_HEAD_DIM
+        tile = 64 if config.head_dim <= WIDE_HEAD_DIM else 32 if config.head_dim <= HELD_HEAD_DIM else 16
         kernels, scoring = kernels_of(arch), Scoring.of(config, op, positions)
         sizes = config.heads, config.kv_heads, config.head_dim, rows or positions
-        made = cls(*sizes, q8, tile=32 if wide else 64, scoring=scoring, blocks=blocks)
-        if not q8 and (tile := kernels.flash_tiles.get(config.head_dim)):
-            return replace(made, groups=2, tile=tile)
+        made = cls(*sizes, q8, tile=tile, scoring=scoring, blocks=blocks)
+        if not q8 and (own := kernels.flash_tiles.get(config.head_dim)):
+            return replace(made, groups=2, tile=own)
         return replace(made, warps=kernels.flash_warps) if config.head_dim == WIDE_HEAD_DIM else made
 
     def spread(self, tokens: int, sms: int) -> Flash:
@@ -94,13 +96,18 @@ class Flash:
             (64 * self.groups, 128 * (self.groups + 1)) if self.groups else (16 * self.warps, 32 * self.warps)
         )
         program = self._program(programs, len(buffers), overlap)
-        return Launch(program, buffers, (-(-tokens * self.group // rows), self.kv_heads, 1), (threads, 1, 1))
+        grid = (-(-tokens * self.group // rows), self.kv_heads, 1 if self.head_dim <= HELD_HEAD_DIM else 2)
+        return Launch(program, buffers, grid, (threads, 1, 1))
 
     def _program(self, programs: Programs, buffers: int, overlap: int) -> Any:
         how = {"buffers": buffers, "TILE": self.tile, "OVERLAP": overlap, **self.defines}
         side = self.tile * self.head_dim * 2
         if not self.groups:
-            return programs("flash", dynamic_shared=4 * (side + 16 * self.tile), WARPS=self.warps, **how)
+            row = self.head_dim * 2 + 16
+            shared = 4 * self.tile * row
+            if self.head_dim > HELD_HEAD_DIM:
+                shared = 16 * self.warps * row + 2 * self.tile * (row + self.head_dim + 16)
+            return programs("flash", dynamic_shared=shared, WARPS=self.warps, **how)
         if how.pop("CACHE_Q8"):
             raise ValueError("warpgroups read keys and values as halves")
         shared = 1024 + 64 * self.groups * self.head_dim * 2 + DEPTH * side

@@ -76,7 +76,8 @@ class Footprint:
             if not spec.multiplied and len(spec.shape) > 1:
                 weights += own.check(file, spec, layer).nbytes + ALIGN
             if spec.multiplied and stored_name(spec, layer) in file.tensors:
-                kind, (rows, columns) = own.check(file, spec, layer).type, map(config.size, spec.shape)
+                sizes = config if layer is None else config.at(layer)
+                kind, (rows, columns) = own.check(file, spec, layer).type, map(sizes.size, spec.shape)
                 packing.check(kind, columns)
                 weights += packing.packed_bytes(kind, rows, columns)
         gates = config.network.gate.matrices
@@ -100,22 +101,24 @@ class Footprint:
 
     def _cached(self, positions: int, slots: int = 1, blocks: int | None = None) -> int:
         """Bytes of keys and values."""
-        mixers = self.config.network.mixers
-        rows = [held(op, positions, AHEAD, slots, blocks) for op in mixers]
-        kept = sum(bytes_of(self.config, op, count, self.q8) for op, count in zip(mixers, rows, strict=True))
-        return kept + slots * sum(map(state_bytes, mixers))
+        config, mixers = self.config, self.config.network.keeping
+        rows = {at: held(op, positions, AHEAD, slots, blocks) for at, op in mixers.items()}
+        kept = sum(bytes_of(config.at(at), op, rows[at], self.q8) for at, op in mixers.items())
+        return kept + slots * sum(map(state_bytes, mixers.values()))
 
     def _bytes(self, positions: int, cached: int, rows: int, ends: int) -> int:
         """With so many bytes of keys and values, `rows` of work space, and `ends` bytes for logits and sampling."""
         config = self.config
         normed, mixers = config.network.last_add.norm is not None, config.network.mixers
+        queries = max(config.at(layer).size("query") for layer in range(config.layers))
         sizes = {
             "x, and apart from it what is normed before it is added": 4 * config.dim * (1 + normed),
             "normed": 2 * config.dim,
-            "queries, keys, values": 4 * config.projected + 2 * config.size("query"),
+            "queries, keys, values": 4 * config.projected + 2 * queries,
             "mixed": 2 * config.mixed,
             "hidden": 2 * config.ffn,
             "what up makes, where it is a product of its own": 4 * config.ffn * self.gates_apart,
+            "what layers read beside the stream": 4 * (2 * config.layers + 1) * config.given,
             "what a delta net makes of tokens": max((delta.made_bytes(op) for op in mixers), default=0),
         }
         ropes = {op.rope for op in config.network.attends}

@@ -9,7 +9,7 @@ from typing import Final
 THOUGHTS: Final = (
     *(("<think>", "</think>"), ("[THINK]", "[/THINK]")),
     *(("<seed:think>", "</seed:think>"), ("<thought>", "</thought>")),  # Seed-OSS, EXAONE Deep
-    ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command R7B and A
+    *(("<|START_THINKING|>", "<|END_THINKING|>"), ("<|channel>thought", "<channel|>")),  # Command R7B and A, Gemma 4
 )
 """What stands around thoughts."""
 
@@ -43,6 +43,8 @@ class Form:
     parameter: tuple[str, str, str] | None = None
     """What stands in front of, between and behind a name and a value where arguments may be written one by one. A model
     may leave lines of their own out."""
+    quote: str = ""
+    """What stands around strings of arguments whose keys have nothing around them, where they may be written so."""
     ends_thought: bool = False
     """A call ends a thought that is still open."""
     observed: bool = False
@@ -95,6 +97,10 @@ FORMS: Final = (
         parameter=("<parameter=", ">", "</parameter>"),
     ),
     Form(
+        "gemma4", ("<|tool_call>call:",), ("<|tool_call>", "call:"), ("<tool_call|>",),
+        call="<|tool_call>call:NAMEARGS<tool_call|>", quote='<|"|>',
+    ),
+    Form(
         "functions", ("<function=",), ("<function=",), ("</function>",),
         call="<function=NAME>ARGS</function>", join="\n", between=(">",),
     ),
@@ -123,7 +129,7 @@ FORMS: Final = (
 MARKS: Final = frozenset(
     mark
     for form in FORMS
-    for text in (*form.opens, *form.closes, *form.between, form.before, form.after)
+    for text in (*form.opens, *form.closes, *form.between, form.before, form.after, form.quote)
     for mark in re.findall(r"<\|?[^<>\[\]=]+>|\[/?[A-Z_]+\]", text)
 )
 """Marks of calls that vocabularies have as tokens."""

@@ -75,6 +75,8 @@ class Product:
     joins: bool = False
     """The input is x plus y after a norm of its own (`post`): each CTA adds for itself, and one of them stores the sum
     in `joined`."""
+    scaled: bool = False
+    """Behind the weight of that norm stands what the sum is multiplied by."""
     out_ss: bool = False
     """Partial sums of squares of the output, without q."""
     cap: float = 0.0
@@ -204,7 +206,7 @@ class Product:
             "INPUT_Q": self.packed,
             "INPUT_X": self.plain,
         }
-        made |= {"JOIN": 1} if self.joins else {}
+        made |= {"JOIN": 1 + self.scaled} if self.joins else {}
         made |= {"OUT_SS": 1} if self.out_ss else {}
         made |= {"TIMES": 1} if self.times else {}
         made |= {"CAP": number(self.cap)} if self.activation == "cap" else {}

@@ -14,7 +14,20 @@ from tinygrad.dtype import DType
 from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.gguf import Gguf, Progress
-from tegrad.llm.network import Add, Attend, Convolve, Convolving, Delta, Gate, Inner, Mixer, Project, Spec
+from tegrad.llm.network import (
+    Add,
+    Attend,
+    Convolve,
+    Convolving,
+    Delta,
+    Gate,
+    Inner,
+    InputGate,
+    LayerInputs,
+    Project,
+    Spec,
+    present,
+)
 from tegrad.llm.rings import rows_of
 from tegrad.llm.rope import Rope
 from tegrad.llm.weights import Joined, LayerNorm, Loader, Matrix, Norm
@@ -32,7 +45,7 @@ class Layer:
     """Of the residual stream."""
     head_norms: Mapping[str, Norm]
     plain: Mapping[str, Tensor]
-    """float32s of mixers: kernels of convolutions, and what delta nets have."""
+    """float32s of mixers: kernels of convolutions, and what delta nets have; and what the stream is multiplied by."""
 
     def norm(self, op: Project | Gate | Add) -> Norm | LayerNorm | None:
         """An operation's, if it has one."""
@@ -47,9 +60,26 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class Inputs:
+    """What layers read of a token beside the stream is made of these (`network.LayerInputs`)."""
+
+    table: Matrix
+    matrix: Matrix
+    norm: Norm
+
+    def of(self, op: LayerInputs, tokens: Tensor, x: Tensor) -> list[Tensor]:
+        """Each layer's (count, elements), realized; x is the first stream."""
+        count, size = tokens.shape[0], self.norm.weight.shape[0]
+        own = (self.matrix.apply(x).reshape(count, -1, size) * op.product_scale).contiguous()
+        rows = self.table.rows(tokens).reshape(own.shape) * op.table_scale
+        both = ((self.norm.apply(own) + rows) * op.scale).permute(1, 0, 2).contiguous().realize()
+        return [both[at] for at in range(both.shape[0])]
+
+
+@dataclass(frozen=True, slots=True)
 class Cache:
-    """Keys and values of one session's tokens: a layer's are (kv_heads, rows, head_dim + value_dim). What a convolution
-    keeps is float32 (1, rows, elements).
+    """Keys and values of one session's tokens: a layer's are (kv_heads, rows, head_dim + value_dim), or those of the
+    layer from which it takes them. What a convolution keeps is float32 (1, rows, elements).
 
     Rows are positions, but of layers within a window or that convolve, which have position p in row p % rows.
     """
@@ -81,6 +111,9 @@ class Model:
         load = Loader(file, config, self.device, progress)
         self.embedding = load.matrix(net.embed.table)
         self.positions = None if net.embed.positions is None else load.matrix(net.embed.positions)
+        self.inputs = None
+        if (own := net.embed.inputs) is not None:
+            self.inputs = Inputs(load.matrix(own.table), load.matrix(own.matrix), load.head_norm(own.norm))
         self.layers = [self._layer(load, at) for at in range(config.layers)]
         self.output_norm = load.norm(net.logits.norm)
         tied = tensor_name(net.logits.matrix) not in file.tensors
@@ -99,11 +132,12 @@ class Model:
                     head_norms |= {spec.name: load.head_norm(spec, at) for spec in op.specs}
                 case Convolving():
                     plain |= {spec.name: load.plain(spec, at) for spec in op.specs}
-                case Gate():
+                case Gate() | InputGate():
                     matrices |= {spec.name: load.matrix(spec, at) for spec in op.matrices}
                 case Add():
                     matrices[op.matrix.name] = load.matrix(op.matrix, at)
-            if not isinstance(op, Mixer) and op.norm is not None:
+                    plain |= {spec.name: load.plain(spec, at) for spec in present(op.scale)}
+            if isinstance(op, Project | Gate | Add) and op.norm is not None:
                 norms[op.norm.spec.name] = load.norm(op.norm, at)
         return Layer(qkv, matrices, norms, head_norms, plain)
 
@@ -121,15 +155,16 @@ class Model:
 
         Up to `ahead` of them may be written at once.
         """
-        c, mixers = self.config, self.network.mixers
+        mixers, own = self.network.mixers, self.network.keeping
         forms: list[tuple[tuple[int, ...], DType]] = [
             ((c.kv_heads, rows, c.head_dim + c.value_dim), dtype) if isinstance(op, Attend)
             else ((1, rows, c.convolved(op)), dtypes.float32)
-            for op in mixers for rows in (rows_of(op, positions, ahead),)
+            for at, op in own.items() for rows, c in ((rows_of(op, positions, ahead), self.config.at(at)),)
         ]  # fmt: skip
         forms += [((2, op.heads, op.width, op.width), dtypes.float32) for op in mixers if isinstance(op, Delta)]
         buffers = [Tensor.empty(*shape, dtype=kind, device=self.device).realize() for shape, kind in forms]
-        layers, states = tuple(buffers[: len(mixers)]), iter(buffers[len(mixers) :])
+        kept, states = dict(zip(own, buffers, strict=False)), iter(buffers[len(own) :])
+        layers = tuple(kept[self.network.kept_by(at)] for at in range(len(mixers)))
         try:
             ropes = {op.rope for op in self.network.attends if op.rope.dim}
             turns = {rope: self._turns(rope, positions) for rope in ropes}
@@ -163,12 +198,14 @@ class Model:
         """What the last norm reads (count, dim), realized."""
         # Layers are realized one by one: alike, they are scheduled once.
         x = self._embed(tokens, start).contiguous().realize()
+        inputs = self.network.embed.inputs
+        given = self.inputs.of(inputs, tokens, x) if self.inputs is not None and inputs is not None else []
         for at in range(len(self.layers)):
-            x = self._block(at, x, cache, start).realize()
+            x = self._block(at, x, cache, start, given[at] if given else None).realize()
         return x
 
-    def _block(self, at: int, x: Tensor, cache: Cache, start: UOp | int) -> Tensor:
-        """The stream after a layer."""
+    def _block(self, at: int, x: Tensor, cache: Cache, start: UOp | int, given: Tensor | None) -> Tensor:
+        """The stream after a layer, which is given so much beside it."""
         layer = self.layers[at]
         qkv: list[Tensor] = []
         made: dict[Inner, Tensor] = {}
@@ -179,17 +216,22 @@ class Model:
                 case Attend():
                     kept, turns = cache.layers[at], cache.turns.get(op.rope)
                     ring = kept.shape[1] < cache.positions
-                    made["mixed"] = self._attention(op, layer, qkv, kept, turns, start, ring=ring)
+                    made["mixed"] = self._attention(op, self.config.at(at), layer, qkv, kept, turns, start, ring=ring)
                 case Convolve():
                     made["mixed"] = _convolution(op, layer.plain[op.kernel.name], qkv, cache.layers[at], start)
                 case Delta():
                     made["mixed"] = self._delta(op, layer, qkv, cache.layers[at], cache.states[at], start)
                 case Gate():
                     made["hidden"] = self._gated(op, layer, x).contiguous()
+                case InputGate():
+                    assert given is not None
+                    gate = layer.matrices[op.gate.name].apply(x)
+                    made["given"] = (_ACTIVATIONS[op.activation](gate) * given).contiguous()
                 case Add():
                     y = layer.matrices[op.matrix.name].apply(made[op.reads])
                     norm = layer.norm(op)
                     x = (x + (y if norm is None else norm.apply(y.contiguous()))).contiguous()
+                    x = x if op.scale is None else (x * layer.plain[op.scale.name].reshape(1)).contiguous()
         return x
 
     def _embed(self, tokens: Tensor, start: UOp | int) -> Tensor:
@@ -208,12 +250,13 @@ class Model:
         return activate(up) if op.gate is None else activate(layer.matrices[op.gate.name].apply(x, norm)) * up
 
     def _attention(
-        self, op: Attend, layer: Layer, qkv: Sequence[Tensor], kept: Tensor, rope: Tensor | None, start: UOp | int,
-        *, ring: bool,
+        self, op: Attend, c: Config, layer: Layer, qkv: Sequence[Tensor], kept: Tensor, rope: Tensor | None,
+        start: UOp | int, *, ring: bool,
     ) -> Tensor:  # fmt: skip
-        """Mixed values (count, heads * value_dim); adds the new keys and values to those kept."""
-        c, (*queries, key, value) = self.config, qkv
-        count, query, gates = key.shape[0], queries[0], None
+        """Mixed values (count, heads * value_dim); adds the new keys and values, if there are any, to those kept."""
+        made = 0 if op.source is not None else 1 if op.values_are_keys else 2
+        queries, own = qkv[: len(qkv) - made], qkv[len(qkv) - made :]
+        count, query, gates = qkv[0].shape[0], queries[0], None
         if op.gated:
             both = queries[0].cat(*queries[1:], dim=1).reshape(count, c.heads, 2, c.head_dim)
             query, gates = (both[:, :, at].reshape(count, -1) for at in range(2))
@@ -223,9 +266,14 @@ class Model:
         def rotate(x: Tensor) -> Tensor:
             return _ROTATIONS[op.rotation](x.reshape(count, -1, c.head_dim), turns)
 
-        key = op.prepared(key, lambda x: layer.heads(x, op.key_norm), rotate)
-        new = key.cat(value.reshape(count, c.kv_heads, c.value_dim), dim=-1).permute(1, 0, 2).cast(kept.dtype)
-        kept, positions = (_around if ring else _appended)(kept, new, start)
+        new = None
+        if own:
+            value = own[-1].reshape(count, c.kv_heads, c.value_dim)
+            if op.unit_values:
+                value = (value * (value.square().mean(axis=-1, keepdim=True) + c.eps).rsqrt()).contiguous()
+            key = op.prepared(own[0], lambda x: layer.heads(x, op.key_norm), rotate)
+            new = key.cat(value, dim=-1).permute(1, 0, 2).cast(kept.dtype)
+        kept, positions = (_around if ring else _appended)(kept, new, start, count)
         rows = kept.shape[1]
         keys = kept[:, :, : c.head_dim].reshape(c.kv_heads, 1, 1, rows, c.head_dim)
         values = kept[:, :, c.head_dim :].reshape(c.kv_heads, 1, 1, rows, c.value_dim)
@@ -245,8 +293,8 @@ class Model:
         # The sum of the weights runs over the same positions as the weighted sum, in the same kernel.
         weights = (scores - scores.max(axis=-1, keepdim=True)).exp().unsqueeze(-1)
         mixed = (weights * values).sum(axis=3) / weights.expand(*weights.shape[:-1], c.value_dim).sum(axis=3)
-        made = mixed.permute(2, 0, 1, 3).reshape(count, c.heads * c.value_dim)
-        return (made if gates is None else made * gates.sigmoid()).contiguous()
+        mixed = mixed.permute(2, 0, 1, 3).reshape(count, c.heads * c.value_dim)
+        return (mixed if gates is None else mixed * gates.sigmoid()).contiguous()
 
     def _delta(
         self, op: Delta, layer: Layer, products: Sequence[Tensor], kept: Tensor, states: Tensor | None,
@@ -281,18 +329,23 @@ class Model:
         return (normed.reshape(1, -1) * gates.silu()).contiguous()
 
 
-def _appended(kept: Tensor, new: Tensor, start: UOp | int) -> tuple[Tensor, Tensor]:
-    """All keys and values (kv_heads, positions so far, width) with the new ones, and their positions."""
-    end = start + new.shape[1]
+def _appended(kept: Tensor, new: Tensor | None, start: UOp | int, count: int) -> tuple[Tensor, Tensor]:
+    """All keys and values (kv_heads, positions so far, width) with those of `count` new tokens, which are there already
+    where they are not given; and their positions."""
+    end = start + count
     positions = Tensor.arange(kept.shape[1])[:end]  # of a fixed length first, which folds into an index
-    return Tensor(kept.uop.after(kept[:, start:end].uop.store(new.uop)))[:, :end].float(), positions
+    if new is not None:
+        kept = Tensor(kept.uop.after(kept[:, start:end].uop.store(new.uop)))
+    return kept[:, :end].float(), positions
 
 
-def _around(kept: Tensor, new: Tensor, start: UOp | int) -> tuple[Tensor, Tensor]:
-    """The rows of a ring with the new keys and values, and which positions they hold: below 0, none."""
-    rows, count = kept.shape[1], new.shape[1]
+def _around(kept: Tensor, new: Tensor | None, start: UOp | int, count: int) -> tuple[Tensor, Tensor]:
+    """The same of the rows of a ring: positions below 0 are none."""
+    rows = kept.shape[1]
     last = start + (count - 1)
     positions = (Tensor.arange(rows) * -1 + (last + rows)) % rows * -1 + last
+    if new is None:
+        return kept.float(), positions
     fresh = positions - start
     spread = new if count == 1 else new[:, fresh.maximum(0)]
     whole = (fresh >= 0).reshape(1, rows, 1).where(spread, kept)
@@ -309,7 +362,7 @@ def _convolved(op: Convolving, kernel: Tensor, x: Tensor, kept: Tensor, start: U
     """Sums (count, elements) of x and of what is kept (1, rows, elements) of the tokens before, by a kernel; adds x to
     that."""
     count = x.shape[0]
-    kept, _ = _around(kept, x.contiguous().unsqueeze(0), start)
+    kept, _ = _around(kept, x.contiguous().unsqueeze(0), start, count)
     rows = kept.shape[1]
     own = Tensor.arange(count) + (start + rows)
     made = Tensor.zeros_like(x)

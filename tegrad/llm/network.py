@@ -10,9 +10,10 @@ block; `persistent` refuses any other. A family is a row of `arch.ARCHES`; with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import sqrt
 from typing import Literal, TypeAlias, TypeVar
 
 from tegrad.llm.rope import Rope, Temperature
@@ -24,8 +25,8 @@ Rotation: TypeAlias = Literal["interleaved", "halves", "none"]
 """Rotated pairs are neighbours (2i, 2i + 1), or (i, i + rope.dim / 2)."""
 ActivationKind: TypeAlias = Literal["silu", "gelu", "relu2"]
 """gelu is its approximation by tanh; relu2 the square of what is above zero."""
-Inner: TypeAlias = Literal["mixed", "hidden"]
-"""What an `Add` multiplies: what a mixer or what `Gate` made."""
+Inner: TypeAlias = Literal["mixed", "hidden", "given"]
+"""What an `Add` multiplies: what a mixer, what `Gate` or what `InputGate` made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,25 @@ def norms(*kinds: Norm | None) -> tuple[Spec, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """What layers read of a token beside the stream, each its own elements: a product of the first stream with a matrix
+    (all layers', dim), times `product_scale`, each layer's normalized by its root mean square; plus the token's row of
+    a table, times `table_scale`; and all of that times `scale`."""
+
+    table: Spec
+    matrix: Spec
+    norm: Spec
+    table_scale: float
+    product_scale: float
+    scale: float = sqrt(0.5)
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """Its tensors."""
+        return self.table, self.matrix, self.norm
+
+
+@dataclass(frozen=True, slots=True)
 class Embed:
     """The stream begins as the token's row of a table, times `scale`, plus its position's row where there is such a
     table."""
@@ -91,11 +111,12 @@ class Embed:
     table: Spec
     positions: Spec | None = None
     scale: float = 1.0
+    inputs: LayerInputs | None = None
 
     @property
     def specs(self) -> tuple[Spec, ...]:
         """Its tensors."""
-        return present(self.table, self.positions)
+        return (*present(self.table, self.positions), *(self.inputs.specs if self.inputs else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +161,12 @@ class Attend:
     gated: bool = False
     """Behind the query of each head `Project` makes as many gates, whose sigmoids what the head mixes is multiplied
     by."""
+    source: int | None = None
+    """An earlier layer, whose keys and values are attended to; `Project` makes queries alone."""
+    values_are_keys: bool = False
+    """What `Project` makes of keys, before it is normalized, is values, too."""
+    unit_values: bool = False
+    """Each head's value is divided by its root mean square."""
 
     def window_within(self, positions: int) -> int | None:
         """The window, where a cache of so many positions has any that lie outside it."""
@@ -266,12 +293,38 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
+class InputGate:
+    """activation(gate) of the stream, times what the layer is given of the token (`LayerInputs`): "given"."""
+
+    gate: Spec
+    activation: ActivationKind
+    norm: None = None
+
+    @property
+    def role(self) -> Literal["gate"]:
+        """The product's."""
+        return "gate"
+
+    @property
+    def matrices(self) -> tuple[Spec]:
+        """The one."""
+        return (self.gate,)
+
+    @property
+    def specs(self) -> tuple[Spec]:
+        """Its tensor."""
+        return (self.gate,)
+
+
+@dataclass(frozen=True, slots=True)
 class Add:
-    """A product of what the operation before made, normalized where there is such a norm, added to the stream."""
+    """A product of what the operation before made, normalized where there is such a norm, added to the stream; which is
+    then multiplied by the one number of `scale`, where there is one."""
 
     matrix: Spec
     reads: Inner
     norm: Norm | None = None
+    scale: Spec | None = None
 
     @property
     def role(self) -> Literal["output", "down"]:
@@ -286,7 +339,7 @@ class Add:
     @property
     def specs(self) -> tuple[Spec, ...]:
         """Its tensors."""
-        return (self.matrix, *norms(self.norm))
+        return (self.matrix, *norms(self.norm), *present(self.scale))
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,11 +359,18 @@ class Logits:
 
 Mixer: TypeAlias = Attend | Convolve | Delta
 """What reads other tokens."""
-Op: TypeAlias = Project | Mixer | Gate | Add
+
+
+def made_by(op: Mixer | Gate | InputGate) -> Inner:
+    """What an operation makes for an `Add`."""
+    return "hidden" if isinstance(op, Gate) else "given" if isinstance(op, InputGate) else "mixed"
+
+
+Op: TypeAlias = Project | Mixer | Gate | InputGate | Add
 Block: TypeAlias = tuple[Op, ...]
 """In a parallel one `Gate` stands before the first `Add`, so that it reads the stream that `Project` reads; attention
 and additions stand where what they read has had time to come."""
-Reader: TypeAlias = Project | Gate | Logits
+Reader: TypeAlias = Project | Gate | InputGate | Logits
 """What reads the stream, each through a norm of its own, if any."""
 
 
@@ -321,8 +381,8 @@ class Network:
     embed: Embed
     blocks: tuple[Block, ...]
     """Of each layer. They are the same operations in the same order, of the same tensors, but where some attend and
-    others do not: these have what mixes, and the products before and after, of their own. What `Attend` does with
-    positions may differ from layer to layer."""
+    others do not, or make no keys and values: these have what mixes, and the products before and after, of their own.
+    What `Attend` does with positions may differ from layer to layer, and sizes may (`arch.Config.at`)."""
     logits: Logits
 
     @property
@@ -347,6 +407,16 @@ class Network:
     def mixers(self) -> tuple[Mixer, ...]:
         """Each layer's one attention, or what stands in its place."""
         return tuple(op for block in self.blocks for op in block if isinstance(op, Mixer))
+
+    def kept_by(self, layer: int) -> int:
+        """The layer whose cache a layer reads: its own, in most."""
+        op = self.mixers[layer]
+        return op.source if isinstance(op, Attend) and op.source is not None else layer
+
+    @cached_property
+    def keeping(self) -> Mapping[int, Mixer]:
+        """The mixers of layers that have a cache of their own."""
+        return {at: op for at, op in enumerate(self.mixers) if self.kept_by(at) == at}
 
     @cached_property
     def attends(self) -> tuple[Attend, ...]:
@@ -401,7 +471,7 @@ class Network:
         at = block.index(op)
         first = max((here for here in range(at) if isinstance(block[here], Add)), default=0)
         last = next((here for here in range(at, len(block)) if isinstance(block[here], Add)), len(block))
-        return tuple(one for one in block[first:last] if isinstance(one, Project | Gate))
+        return tuple(one for one in block[first:last] if isinstance(one, Project | Gate | InputGate))
 
     def alike(self, layer: int, op: Reader) -> tuple[Reader, ...]:
         """Those of them that read it through the same norm."""
@@ -432,7 +502,7 @@ class Network:
         rest = (self.blocks[layer][after:], *self.blocks[layer + 1 : layer + 2])
         for at, block in enumerate(rest, layer):
             for one in block:
-                if isinstance(one, Project | Gate):
+                if isinstance(one, Project | Gate | InputGate):
                     return at, one
         return self.layers, self.logits
 
@@ -441,8 +511,8 @@ class Network:
         match op:
             case Project():
                 return ()
-            case Attend() | Convolving() | Gate():
-                inner = "hidden" if isinstance(op, Gate) else "mixed"
+            case Attend() | Convolving() | Gate() | InputGate():
+                inner = made_by(op)
                 adds = (one for one in self.blocks[layer] if isinstance(one, Add) and one.reads == inner)
                 return tuple((layer, add) for add in adds)
         at, reader = self.reader(layer, op)

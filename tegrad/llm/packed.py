@@ -23,7 +23,7 @@ from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.formats import F16, F32, PLAIN, BlockType
 from tegrad.llm.gguf import Gguf, Progress, TensorInfo
 from tegrad.llm.matvec import Part
-from tegrad.llm.network import Attend, Convolving, Logits, Op, Project, Spec
+from tegrad.llm.network import Add, Attend, Convolving, Logits, Op, Project, Spec
 from tegrad.llm.programs import Programs
 from tegrad.llm.state import STATE_SPEC
 from tegrad.llm.stream import PIECE_BYTES, Piece, Stream
@@ -284,8 +284,12 @@ class PackedModel(Closing):
         net = self.config.network
         self.embedding = self._matrix(file, net.embed.table)
         self.positions = None if net.embed.positions is None else self._matrix(file, net.embed.positions)
+        given = net.embed.inputs
+        self.inputs = None if given is None else self._matrix(file, given.table)
+        self.inputs_matrix = None if given is None else self._matrix(file, given.matrix)
         self.layers = tuple(self._layer(file, at) for at in range(self.config.layers))
         self.vectors = self._vectors(file, net.logits.norm.spec, scale=net.logits.norm.scale)
+        self.vectors |= {} if given is None else self._vectors(file, given.norm)
         tied = tensor_name(net.logits.matrix) not in file.tensors
         self.output = self.embedding if tied else self._matrix(file, net.logits.matrix)
 
@@ -294,8 +298,14 @@ class PackedModel(Closing):
         vectors: dict[str, Buffer] = {}
         matrices: dict[str, PackedMatrix] = {}
         projected = net.project(at).matrices
+        scaled = {op.norm.spec: op.scale for op in net.blocks[at] if isinstance(op, Add) and op.scale and op.norm}
         for spec in net.of_layer(at):
-            if not spec.multiplied:
+            if spec in scaled.values():
+                continue
+            if (scale := scaled.get(spec)) is not None:
+                infos = [self._own.check(file, one, at) for one in (spec, scale)]
+                vectors[spec.name] = self._load.vector(infos)
+            elif not spec.multiplied:
                 vectors |= self._vectors(file, spec, at)
             elif spec not in projected:
                 matrices[spec.name] = self._matrix(file, spec, at)
@@ -307,15 +317,16 @@ class PackedModel(Closing):
     def _joined(self, file: Gguf, specs: Sequence[Spec], layer: int | None) -> tuple[PackedMatrix, ...]:
         """Matrices over the same input."""
         infos, biases = list[TensorInfo](), list[TensorInfo | None]()
+        own, filled = (of if layer is None else of.at(layer) for of in (self._own, self.config))
         names = [name for spec in specs for name in spec.parts]
         for spec in specs:
-            sizes, bias = [self._own.size(name) for name in spec.parts], self._bias(file, spec, layer)
+            sizes, bias = [own.size(name) for name in spec.parts], self._bias(file, spec, layer)
             infos += self._own.check(file, spec, layer).cut(sizes)
             biases += [None] * len(sizes) if bias is None else bias.cut(sizes)
-        matrices, columns = [], self.config.size(specs[0].shape[1])
+        matrices, columns = [], filled.size(specs[0].shape[1])
         for _, members in groupby(range(len(infos)), key=lambda at: infos[at].type):
             chosen = list(members)
-            rows = [self.config.size(names[at]) for at in chosen]
+            rows = [filled.size(names[at]) for at in chosen]
             matrices.append(
                 self._load.matrix([infos[at] for at in chosen], [biases[at] for at in chosen], rows, columns)
             )
@@ -324,7 +335,8 @@ class PackedModel(Closing):
     def _vectors(self, file: Gguf, spec: Spec, layer: int | None = None, scale: float = 1.0) -> dict[str, Buffer]:
         """A norm's weights, and its bias if it has one; or a kernel."""
         info, size = self._own.check(file, spec, layer), spec.shape[0]
-        zeros = prod(map(self.config.size, spec.shape)) - prod(info.shape)
+        filled = self.config if layer is None else self.config.at(layer)
+        zeros = prod(map(filled.size, spec.shape)) - prod(info.shape)
         if len(spec.shape) == 1:
             scale *= sqrt(self.config.share(size))
         found = {spec.name: info}

@@ -444,12 +444,13 @@ def check_block(config: Config) -> None:
     net, turned = config.network, turning(config.network)
     alike = [replace(turned, rotation=op.rotation, rope=op.rope, window=op.window) for op in net.attends]
     widths = {op.rope.dim for op in net.attends if op.rotation != "none"}
-    if alike != list(net.attends) or len(widths) > 1:
+    sized = any(config.at(layer) is not config for layer in range(config.layers))
+    if alike != list(net.attends) or len(widths) > 1 or sized:
         raise UnsupportedModelError(f"the persistent step does not run {config.arch.name}: its layers differ")
     other = {config.size("mixed")} != {config.dim if isinstance(op, Convolve) else op.heads * op.width
                                        for op in net.mixers if not isinstance(op, Attend)}  # fmt: skip
     apart = len(net.attends) < net.layers and (net.sets_apart or net.parallel or other)
-    apart = apart or (turned.gated and turned.norms == "whole")
+    apart = apart or (turned.gated and turned.norms == "whole") or turned.unit_values or net.last_add.scale is not None
     known = all(_known_block(net, block) for block in net.blocks) and not apart
     if turned.rotation != "none" and net.embed.positions is None and known:
         return

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tegrad.llm import convolution, embedding
+from tegrad.llm import convolution, embedding, inputs
 from tegrad.llm.attention import Attention
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import Role
@@ -30,7 +30,7 @@ from tegrad.llm.formats import PLAIN, SET
 from tegrad.llm.launch_config import launch_config
 from tegrad.llm.macros import Activation, Norm
 from tegrad.llm.matvec import BEST_ROWS, LaunchConfig, Product
-from tegrad.llm.network import Add, Attend, Convolve, Delta, Gate, Op, Project, Reader
+from tegrad.llm.network import Add, Attend, Convolve, Delta, Gate, InputGate, Op, Project, Reader
 from tegrad.llm.packed import PackedMatrix, PackedModel, parts
 from tegrad.llm.programs import Programs
 from tegrad.llm.state import LOGITS_SPEC, States
@@ -70,11 +70,12 @@ class _GivenNorm(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """A product that is still to be added to the stream: the weight of its norm, and how many sums of squares it
-    has."""
+    """A product that is still to be added to the stream: the weight of its norm, how many sums of squares it has, and
+    whether behind the weight stands what the stream is then multiplied by."""
 
     norm: Buffer
     ss_parts: int
+    scaled: bool
 
 
 class Named(NamedTuple):
@@ -130,15 +131,19 @@ class DecodePlan(Closing):
         self._mixed = vector_in(workspace, config.mixed)
         self._hidden = vector_in(workspace, config.ffn)
         self._qkv = workspace.take(4 * config.projected)
+        given = self._network.embed.inputs is not None
+        if given:
+            self._given = workspace.take(inputs.bytes_of(self.model, 1))
+            self._chosen = vector_in(workspace, config.given)
         widths = (config.dim, config.ffn, config.vocab, config.head_dim, config.projected)
         self._zeros = workspace.put(np.zeros(max(widths), np.float32))
         self._ones = self._zeros
-        if self._network.project(0).norm is None or self._network.gate.norm is None:
+        if self._network.project(0).norm is None or self._network.gate.norm is None or given:
             self._ones = workspace.put(np.ones(config.dim, np.float32))
         entries = -(-config.vocab // BEST_ROWS)
         self.best, self.best_row = workspace.take(4 * entries), workspace.take(4 * entries)
         self._make_attention()
-        self.named = [Named("embed", None, self._embed())]
+        self.named = self._begin()
         """The launches with their names."""
         for at, op in self._network.operations():
             self.named += self._operation(at, op)
@@ -187,6 +192,28 @@ class DecodePlan(Closing):
             **defines,
         )  # fmt: skip
 
+    def _begin(self) -> list[Named]:
+        """The embedding, and what layers read beside the stream: of the first stream as it is, which is quantized once
+        more where a packed matrix makes that."""
+        embed, matrix, x = Named("embed", None, self._embed()), self.model.inputs_matrix, self._x
+        if matrix is None:
+            return [embed]
+        product = Product(parts((matrix,)), matrix.columns, out_x=True)
+        projected = self._workspace.take(inputs.bytes_of(self.model, 1))
+        made = inputs.launch(
+            self.model, self._programs, projected, self._given, (self._states.states,), 1, most=1,
+            overlap=self._overlap,
+        )  # fmt: skip
+        launches = [self._launch("down", product, (matrix,), x, {"out": projected}), made]
+        named = [Named("inputs", None, launch) for launch in launches]
+        if not self._reads_q((matrix,)):
+            return [embed, *named]
+        more = (self._ones, x.q, x.s, x.ss)
+        plain = embedding.launch(
+            self.model, self._programs, self._states.states, x.x, more=more, OUT_Q=True, OVERLAP=self._overlap
+        )
+        return [Named("embed", None, plain), *named, embed]
+
     def _operation(self, at: int, op: Op) -> list[Named]:
         match op:
             case Project():
@@ -197,12 +224,23 @@ class DecodePlan(Closing):
                 return [Named(op.role, at, self._instead(at, op))]
             case Gate():
                 return self._gated(at, op)
+            case InputGate():
+                own = self._given.offset(4 * at * self.config.given, 4 * self.config.given)
+                target, readers = replace(self._chosen, x=own), self._readers(at, op)
+                return self._product(at, op, target, times=True, activation=op.activation, readers=readers)
             case Add():
-                (matrix,), source = self.model.matrices_of(at, op), self._mixed if op.reads == "mixed" else self._hidden
+                (matrix,), source = self.model.matrices_of(at, op), self._read(at, op)
                 if op.norm is not None:
-                    norm = self.model.layers[at].vectors[op.norm.spec.name]
-                    return [Named(op.role, at, self._set_apart(op.role, matrix, source, norm))]
+                    norm, scaled = self.model.layers[at].vectors[op.norm.spec.name], op.scale is not None
+                    return [Named(op.role, at, self._set_apart(op.role, matrix, source, norm, scaled=scaled))]
                 return [Named(op.role, at, self._add(op.role, matrix, source, *self._read_by(at, op)))]
+
+    def _read(self, at: int, op: Add) -> Vector:
+        """What is multiplied before it is added."""
+        if op.reads == "given":
+            own = self._given.offset(4 * at * self.config.given, 4 * self.config.given)
+            return replace(self._chosen, x=own)
+        return self._mixed if op.reads == "mixed" else self._hidden
 
     def _gated(self, at: int, op: Gate) -> list[Named]:
         """One launch; or two for gate and up in different formats, the second of which multiplies by what the first
@@ -259,6 +297,7 @@ class DecodePlan(Closing):
             self._ss_parts if waiting is None else waiting.ss_parts, gated, _biased(matrices),
             activation if cap is None else "cap", times=times, out_x=readers is None or self._reads_x(readers),
             best=best, out_q=readers is not None and self._reads_q(readers), joins=waiting is not None, cap=cap or 0.0,
+            scaled=waiting is not None and waiting.scaled,
         )  # fmt: skip
         given = {"norm": norm.weight, "norm_bias": norm.bias, "best": self.best, "best_row": self.best_row}
         if waiting is not None:
@@ -290,11 +329,11 @@ class DecodePlan(Closing):
         self._ss_parts = product.out_ss_parts(self._launch_config(role, product))
         return launch
 
-    def _set_apart(self, role: Role, matrix: PackedMatrix, source: Vector, norm: Buffer) -> Launch:
+    def _set_apart(self, role: Role, matrix: PackedMatrix, source: Vector, norm: Buffer, *, scaled: bool) -> Launch:
         """A product that its reader adds to the residual stream, after a norm with this weight."""
         product = self._apart(matrix)
         launch = self._launch(role, product, (matrix,), source, {"out": self._y.x, "out_ss": self._y.ss})
-        self._waiting = _Waiting(norm, product.out_ss_parts(self._launch_config(role, product)))
+        self._waiting = _Waiting(norm, product.out_ss_parts(self._launch_config(role, product)), scaled)
         return launch
 
     def _apart(self, matrix: PackedMatrix) -> Product:
@@ -307,7 +346,7 @@ class DecodePlan(Closing):
         buffers += [norm, joined.q, joined.s, joined.ss] if wants_q else []
         program = self._programs(
             "join", buffers=len(buffers), K=size, SS_PARTS=waiting.ss_parts, EPS=f"{self.config.eps!r}f",
-            THREADS=JOIN_THREADS, OUT_Q=wants_q, OVERLAP=self._overlap,
+            THREADS=JOIN_THREADS, OUT_Q=wants_q, OVERLAP=self._overlap, **({"SCALED": 1} if waiting.scaled else {}),
         )  # fmt: skip
         self._x, self._joined, self._waiting = joined, x, None
         self._ss_parts = -(-size // 32)
@@ -353,12 +392,12 @@ class DecodePlan(Closing):
     # --- attention --------------------------------------------------------------------------------------------------
 
     def _make_attention(self) -> None:
-        """The kernels of attention: one for all layers that attend alike."""
+        """The kernels of attention, by layer."""
         mixers = [(at, op) for at, op in enumerate(self._network.mixers) if isinstance(op, Attend)]
         outputs = [matrix for at, op in mixers for matrix in self._readers(at, op)]
         self._attend = {
-            op: Attention.of(
-                self.config, op, self._cache.positions, "q8_0" if self._cache.q8 else "f16", self.device,
+            at: Attention.of(
+                self.config.at(at), op, self._cache.positions, "q8_0" if self._cache.q8 else "f16", self.device,
                 rows=self._cache.layers[at].rows, floats=self._reads_x(outputs), quantized=self._reads_q(outputs),
                 tuning={"OVERLAP": 1} if self._overlap else None, blocks=self._cache.layers[at].table_blocks,
             )
@@ -371,7 +410,7 @@ class DecodePlan(Closing):
 
     def _attention_launch(self, at: int, op: Attend) -> Launch:
         mixed, norms = self._mixed, self.model.layers[at].head_norms(op, self._zeros)
-        return self._attend[op].launch(
+        return self._attend[at].launch(
             self._programs, self._states.states, self._qkv, norms, self._turns(op.rope), self._cache.layers[at],
             self._space, (mixed.x, mixed.q, mixed.s),
         )  # fmt: skip

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.llm import convolution, delta, embedding
+from tegrad.llm.attention import made_of
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import kernels_of
 from tegrad.llm.closing import Closing
@@ -106,14 +107,15 @@ class Prefill(Closing):
             self._one = self._workspace.put(chunk_bytes(count=1))
             self._chunk = self._workspace.take(_CHUNK.size, STATE_SPEC)
             self._tokens = self._workspace.take(4 * CHUNKS_AHEAD * most, STATE_SPEC)
-            self._queries = self._workspace.take(2 * most * self.config.size("query"))
+            sizes = [self.config.at(layer).size("query") for layer in range(self.config.layers)]
+            self._queries = self._workspace.take(2 * most * max(sizes))
             self.logits = self._workspace.take(4 * self.config.vocab, LOGITS_SPEC)
             self._made = self._workspace.take(max(4, most * max(map(delta.made_bytes, self.config.network.mixers))))
             self._scores: Buffer | None = None
 
     def launches(self, size: int) -> list[Launch]:
         """One chunk of up to `size` tokens."""
-        launches = [self._embed(size)]
+        launches = [self._embed(size), *self.rows.inputs(size, self._chunk, (self._tokens, self._chunk))]
         for at in range(self.config.layers):
             launches += self.rows.layer(at, size, self._chunk, partial(self._mix, size))
         return launches
@@ -287,7 +289,7 @@ class Prefill(Closing):
     def _attention(self, size: int, at: int, op: Attend) -> list[Launch]:
         programs, cache = self.rows.programs, self.cache.layers[at]
         flash = Flash.of(
-            self.config, op, self.cache.positions, self.device.arch, rows=cache.rows, q8=self.cache.q8,
+            self.config.at(at), op, self.cache.positions, self.device.arch, rows=cache.rows, q8=self.cache.q8,
             blocks=cache.table_blocks,
         ).spread(size, int(self.device.sm_count))  # fmt: skip
         attend = flash.launch(
@@ -307,14 +309,16 @@ class Prefill(Closing):
         return Launch(program, (rows.mixed, rows.qkv, self._chunk), grid, (threads, 1, 1))
 
     def _store(self, size: int, at: int, op: Attend, flash: Flash) -> Launch:
-        config, rows, cache = self.config, self.rows, self.cache.layers[at]
+        config, rows, cache, made = self.config.at(at), self.rows, self.cache.layers[at], made_of(op)
+        form = {"GATED": op.gated, "MADE": made - 2, "UNIT_VALUES": op.unit_values}
         program = rows.programs(
             "store_qkv", buffers=10 + len(cache.tables), values=1, ROPE=ROPES[op.rotation],
             ROPE_PAIRS=op.rope.dim // 2, QK_NORM=QK_NORMS[op.norms], EPS=number(config.head_eps),
-            WARPS=QKV_WARPS, OVERLAP=rows.overlaps(size), **flash.defines, **({"GATED": 1} if op.gated else {}),
+            WARPS=QKV_WARPS, OVERLAP=rows.overlaps(size), **flash.defines,
+            **{name: made if name == "MADE" else 1 for name, there in form.items() if there},
         )  # fmt: skip
         norms = self.model.layers[at].head_norms(op, rows.x)
         buffers = (self._queries, cache.keys, cache.values, cache.key_scales, cache.value_scales, rows.qkv, *norms,
                    rows.turns(op.rope), self._chunk, *cache.tables)  # fmt: skip
-        grid = (size, -(-(config.heads + 2 * config.kv_heads) // QKV_WARPS), 1)
+        grid = (size, -(-(config.heads + (2 if made else 0) * config.kv_heads) // QKV_WARPS), 1)
         return Launch(program, buffers, grid, (32 * QKV_WARPS, 1, 1), (self.cache.positions,))

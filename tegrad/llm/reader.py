@@ -24,6 +24,9 @@ PARAMETER: Final = re.compile(r"""\s*([^\s=(),'"\[\]{}]+)\s*=(?!=)""")
 LINE_IN_STRING: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 """A string of Python's, which may have lines in it."""
 MOST_WORD: Final = 256
+BARE_KEY: Final = re.compile(r"([{,]\s*)([^\s{}\[\],:][^{}\[\],:]*?)\s*:")
+"""A key with nothing around it, behind what it follows."""
+NOTHING: Final = re.compile(r"\bNone\b")
 _LINE: Final = ("\n",)
 """What stands between a name and arguments in forms that have no other mark there, nor an id."""
 KEYS: Final = ("name", "arguments", "parameters", "type", "function", "id", "tool_name", "tool_call_id")
@@ -226,7 +229,7 @@ class Reader:
             elif self._form.python:
                 yield from self._python(listed=listed)
                 return
-            elif self._form.between:
+            elif self._form.between or self._form.quote:
                 yield from self._named()
                 return
             else:
@@ -281,7 +284,23 @@ class Reader:
         if letter != "{":
             raise _NoCall
         self._begin(name, self._at)
-        yield from self._arguments()
+        yield from self._quoted(self._form.quote) if self._form.quote else self._arguments()
+
+    def _quoted(self, quote: str) -> _Steps[None]:
+        """Arguments, with which the text begins, whose strings stand between marks; told as JSON once all are there."""
+        within, depth = False, 0
+        while (letter := (yield from self._letter())) and (within or depth or not self._at):
+            while not self._ended and _may_become(self._text[self._at :], quote):
+                yield
+            if self._text.startswith(quote, self._at):
+                within = not within
+                self._at += len(quote)
+                continue
+            depth += 0 if within else (letter in "{[") - (letter in "]}")
+            self._at += 1
+        said = _unmarked(self._text[: self._at], quote)
+        self._cut(self._at)
+        self._events.append(Arguments(self._calls - 1, said))
 
     def _parameters(self, name: str, front: str, between: str, behind: str) -> _Steps[None]:
         """Arguments one by one, up to a mark that closes; each is told as JSON once it is there."""
@@ -553,6 +572,17 @@ class _Json:
         else:
             return False
         return True
+
+
+def _unmarked(text: str, quote: str) -> str:
+    """Arguments as JSON whose strings stood between marks, and whose keys alone; what is JSON already as it is."""
+    parts = text.split(quote)
+    for at, part in enumerate(parts):
+        if at % 2:
+            parts[at] = json.dumps(part, ensure_ascii=False)
+        elif len(parts) > 1 or '"' not in part:
+            parts[at] = NOTHING.sub("null", BARE_KEY.sub(r'\1"\2":', part))
+    return "".join(parts)
 
 
 def _may_become(text: str, mark: str) -> bool:

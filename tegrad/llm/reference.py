@@ -16,7 +16,20 @@ from numpy.typing import NDArray
 
 from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.gguf import Gguf, TensorInfo
-from tegrad.llm.network import Add, Attend, Convolve, Convolving, Delta, Gate, Inner, Norm, Project, Spec
+from tegrad.llm.network import (
+    Add,
+    Attend,
+    Convolve,
+    Convolving,
+    Delta,
+    Gate,
+    Inner,
+    InputGate,
+    LayerInputs,
+    Norm,
+    Project,
+    Spec,
+)
 from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS, Floats, attended, capped, sigmoid, softplus, unit
 
 
@@ -66,6 +79,7 @@ class Reference:
             x = x + self.weights[tensor_name(net.embed.positions)][start : start + len(tokens)]
         qkv: Floats = x
         made: dict[Inner, Floats] = {}
+        given = self._inputs(net.embed.inputs, tokens, x) if net.embed.inputs is not None else {}
         for layer, op in net.operations():
             match op:
                 case Project():
@@ -79,12 +93,24 @@ class Reference:
                     made["mixed"] = self._delta(op, layer, qkv, past)
                 case Gate():
                     made["hidden"] = self._gated(op, layer, self._norm(x, op.norm, layer))
+                case InputGate():
+                    made["given"] = ACTIVATIONS[op.activation](self._linear(x, op.gate, layer)) * given[layer]
                 case Add():
                     x = x + self._norm(self._linear(made[op.reads], op.matrix, layer), op.norm, layer)
+                    if op.scale is not None:
+                        x = x * self.weights[tensor_name(op.scale, layer)]
         past.count += len(tokens)
         output = self.weights.get(tensor_name(net.logits.matrix), embedding)
         logits = self._biased(self._norm(x, net.logits.norm) @ output.T, net.logits.matrix, None)
         return capped(logits, net.logits.cap)
+
+    def _inputs(self, inputs: LayerInputs, tokens: Sequence[int], x: Floats) -> dict[int, Floats]:
+        """What each layer reads of the tokens beside the stream (tokens, elements)."""
+        table, matrix, norm = (self.weights[tensor_name(spec)] for spec in inputs.specs)
+        own = (x @ matrix.T * np.float32(inputs.product_scale)).reshape(len(tokens), -1, len(norm))
+        rows = table[np.asarray(tokens)].reshape(own.shape) * np.float32(inputs.table_scale)
+        both = (unit(own, self.config.eps) * norm + rows) * np.float32(inputs.scale)
+        return dict(enumerate(both.transpose(1, 0, 2)))
 
     def _heads(self, x: Floats, norm: Spec | None, layer: int) -> Floats:
         """Queries or keys (tokens, ..., elements), normalized."""
@@ -110,8 +136,9 @@ class Reference:
 
     def _attention(self, op: Attend, layer: int, qkv: Floats, past: Past) -> Floats:
         """Mixed values (tokens, heads * value_dim) of queries, keys and values below one another."""
-        c, count, gates = self.config, len(qkv), None
+        c, count, gates = self.config.at(layer), len(qkv), None
         query, key, value = np.split(qkv, np.cumsum([c.sizes["query"] * (1 + op.gated), c.sizes["key"]]), axis=1)
+        value = key if op.values_are_keys else value
         if op.gated:
             query, gates = query.reshape(count, c.heads, 2, c.head_dim).transpose(2, 0, 1, 3)
         start = past.first + past.count
@@ -121,11 +148,14 @@ class Reference:
             return ROTATIONS[op.rotation](x.reshape(count, c.kv_heads, -1, c.head_dim), tables)
 
         query = op.prepared(query, lambda x: self._heads(x, op.query_norm, layer), rotate)
-        key = op.prepared(key, lambda x: self._heads(x, op.key_norm, layer), rotate)
-        value = value.reshape(count, c.kv_heads, 1, c.value_dim)
         if op.temperature is not None:
             query = query * op.temperature.factors(start, count)[:, None, None, None].astype(np.float32)
-        key, value = past.extend(layer, key, value)
+        if op.source is None:
+            key = op.prepared(key, lambda x: self._heads(x, op.key_norm, layer), rotate)
+            value = value.reshape(count, c.kv_heads, 1, c.value_dim)
+            key, value = past.extend(layer, key, unit(value, c.eps) if op.unit_values else value)
+        else:
+            key, value = past.keys[op.source], past.values[op.source]
         # By kv head, group, position: products that BLAS computes, unlike einsum.
         scores = query.transpose(1, 2, 0, 3) @ key.transpose(1, 2, 3, 0) * np.float32(op.scale)
         scores = np.where(attended(past.count, count, op.window), capped(scores, op.cap), np.float32(-np.inf))

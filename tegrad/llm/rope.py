@@ -60,12 +60,14 @@ class Rope:
     yarn: Yarn | None = None
     attention: float = 1.0
     """What cosines and sines are multiplied by (rope.scaling.attn_factor), however positions are scaled."""
+    divided: bool = True
+    """Whether a file's divisors are of it, too."""
 
     def tables(self, positions: int, divisors: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """Cosines and sines (2, positions, dim/2); `divisors` are one per pair (`Divisors.of` the context)."""
         pairs = np.arange(self.dim // 2, dtype=np.float64)
         frequency = self.base ** (-2.0 * pairs / max(1, self.dim))
-        if divisors is not None and self.dim:  # a file's are of the layers that rotate
+        if divisors is not None and self.dim and self.divided:  # a file's are of the layers that rotate
             frequency = frequency / divisors
         magnitude = self.attention
         if self.yarn is None:

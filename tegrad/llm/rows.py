@@ -7,18 +7,34 @@ halves. How many rows there are lies on the device (`struct Chunk` of kernels/ch
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
+from tegrad.llm import inputs
 from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.closing import Closing
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import F32, BlockType
 from tegrad.llm.gemm import Gemm, Operands, TilePicker, pick_quickest, scratch_bound
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.macros import NORMS, number
-from tegrad.llm.network import Add, Attend, Convolving, Delta, Gate, Logits, Mixer, Network, Project, Reader, Spec
+from tegrad.llm.macros import ACTIVATIONS, NORMS, number
+from tegrad.llm.network import (
+    Add,
+    Attend,
+    Convolving,
+    Delta,
+    Gate,
+    InputGate,
+    Logits,
+    Mixer,
+    Network,
+    NormKind,
+    Project,
+    Reader,
+    Spec,
+    present,
+)
 from tegrad.llm.packed import PackedMatrix, PackedModel
 from tegrad.llm.programs import Programs
 from tegrad.llm.turns import Turns
@@ -30,6 +46,8 @@ from tegrad.nv.replay import Launch
 NORM_THREADS: Final = 256
 TIMES_THREADS: Final = 256
 """Of kernels/times_rows.cu."""
+GIVEN_THREADS: Final = 128
+"""Of kernels/given_rows.cu."""
 FLOATS_THREADS, FLOATS_EACH = 256, 8
 """Of kernels/floats_rows.cu; tokens, and rows, of a block."""
 FEW_ROWS: Final = 256
@@ -68,6 +86,10 @@ class Rows(Closing):
             self.mixed = take(2 * most * config.mixed)
             self._hidden = take(2 * most * config.ffn)
             self._up = take(4 * most * config.ffn) if any(map(self.gates_apart, range(config.layers))) else self._hidden
+            if self.network.embed.inputs is not None:
+                self._projected = take(inputs.bytes_of(model, most))
+                self._given, self._chosen = take(inputs.bytes_of(model, most)), take(4 * most * config.given)
+                self._ones = self._workspace.put(np.ones(config.dim, np.float32))
             # What is normalized before it is added to x.
             self._added = take(4 * most * config.dim) if self.network.last_add.norm is not None else self.x
             scratch, counters = scratch_bound(model.device)
@@ -83,6 +105,20 @@ class Rows(Closing):
         """Whether launches of up to so many tokens begin early, as a macro."""
         return int(tokens <= self._overlap)
 
+    def inputs(self, tokens: int, chunk: Buffer, source: tuple[Buffer, ...]) -> list[Launch]:
+        """What layers read of up to `tokens` rows of x beside it; `source` are sequences' states, or a chunk's tokens
+        and the chunk. Nothing in most models."""
+        matrix = self.model.inputs_matrix
+        if matrix is None:
+            return []
+        halves = self._normed(self._zeros, "none", tokens, chunk)
+        product = self.product(matrix, self.normed, self._projected, tokens, chunk)
+        made = inputs.launch(
+            self.model, self.programs, self._projected, self._given, source, tokens, most=self.most,
+            overlap=self.overlaps(tokens),
+        )  # fmt: skip
+        return [halves, product, made]
+
     def layer(self, at: int, tokens: int, chunk: Buffer, mix: Callable[[int, Mixer], Sequence[Launch]]) -> list[Launch]:
         """A layer of up to `tokens` rows of x; `mix` takes the layer's `qkv` to `mixed`."""
         launches: list[Launch] = []
@@ -94,6 +130,8 @@ class Rows(Closing):
                     launches += mix(at, op)
                 case Gate():
                     launches += self._gated(at, op, tokens, chunk)
+                case InputGate():
+                    launches += self._input_gated(at, op, tokens, chunk)
                 case Add():
                     source = self.mixed if op.reads == "mixed" else self._hidden
                     (matrix,) = self.model.matrices_of(at, op)
@@ -132,13 +170,29 @@ class Rows(Closing):
         if not self.gates_apart(at):
             second = ups[0] if ups else None
             return [*launches, self.product(gate, x, hidden, tokens, chunk, second=second, **form)]
-        program = self.programs("times_rows", buffers=3, COLUMNS=self.config.ffn, OVERLAP=self.overlaps(tokens))
-        grid, buffers = (tokens, -(-self.config.ffn // TIMES_THREADS), 1), (hidden, self._up, chunk.offset(COUNT_AT, 4))
+        program = self.programs("times_rows", buffers=3, COLUMNS=gate.rows, OVERLAP=self.overlaps(tokens))
+        grid, buffers = (tokens, -(-gate.rows // TIMES_THREADS), 1), (hidden, self._up, chunk.offset(COUNT_AT, 4))
         return [
             *launches,
             self.product(ups[0], x, self._up, tokens, chunk),
             self.product(gate, x, hidden, tokens, chunk, **form),
             Launch(program, buffers, grid, (TIMES_THREADS, 1, 1)),
+        ]
+
+    def _input_gated(self, at: int, op: InputGate, tokens: int, chunk: Buffer) -> list[Launch]:
+        """What the layer's last product multiplies, in the place of `_hidden`; the stream is multiplied over its root
+        mean square."""
+        config, (matrix,) = self.config, self.model.matrices_of(at, op)
+        own = 4 * self.most * config.given
+        program = self.programs(
+            "given_rows", buffers=5, SIZE=config.given, COLUMNS=config.dim, ACTIVATION=ACTIVATIONS[op.activation],
+            EPS=number(config.eps), THREADS=GIVEN_THREADS, OVERLAP=self.overlaps(tokens),
+        )  # fmt: skip
+        buffers = self._hidden, self._chosen, self._given.offset(at * own, own), self.x, chunk.offset(COUNT_AT, 4)
+        return [
+            self.norm(at, op, tokens, chunk),
+            self.product(matrix, self.normed, self._chosen, tokens, chunk),
+            Launch(program, buffers, (tokens, 1, 1), (GIVEN_THREADS, 1, 1)),
         ]
 
     def gates_apart(self, at: int) -> bool:
@@ -166,21 +220,26 @@ class Rows(Closing):
 
         Where the product before has a norm of its own, it is added to x now.
         """
-        config, name = self.config, None if op.norm is None else op.norm.spec.name
-        vectors = self.model.vectors_of(at, op)
+        name, vectors = None if op.norm is None else op.norm.spec.name, self.model.vectors_of(at, op)
+        if isinstance(op, InputGate):
+            return self._normed(self._ones, "rms", tokens, chunk, writer=self.network.writer(at, op))
         writer = self.network.writer(at, None if isinstance(op, Logits) else op)
-        weight = self._zeros if name is None else vectors[name]
-        buffers = [self.normed, self.x, weight, vectors.get(f"{name}.bias", self._zeros), chunk]
-        defines: dict[str, Any] = {
-            "COLUMNS": config.dim,
-            "NORM": NORMS[op.norm.kind if op.norm else "none"],
-            "EPS": number(config.eps),
-        }
+        weight, kind = self._zeros if name is None else vectors[name], op.norm.kind if op.norm else "none"
+        bias = vectors.get(f"{name}.bias")
+        return self._normed(weight, kind, tokens, chunk, bias=bias, writer=writer, last=last)
+
+    def _normed(
+        self, weight: Buffer, kind: NormKind | Literal["none"], tokens: int, chunk: Buffer, *,
+        bias: Buffer | None = None, writer: tuple[int, Add] | None = None, last: bool = False,
+    ) -> Launch:  # fmt: skip
+        """`normed` of x after what was written to it last is added, if that has a norm."""
+        config, buffers = self.config, [self.normed, self.x, weight, bias or self._zeros, chunk]
+        defines: dict[str, Any] = {"COLUMNS": config.dim, "NORM": NORMS[kind], "EPS": number(config.eps)}
         if writer is not None and (own := writer[1].norm) is not None:
             if own.kind != "rms":
                 raise UnsupportedModelError("a norm after a block is run with root mean squares alone")
             buffers += [self._added, self.model.layers[writer[0]].vectors[own.spec.name]]
-            defines["JOIN"] = 1
+            defines["JOIN"] = 1 if writer[1].scale is None else 2
         program = self.programs(
             "norm_rows", buffers=len(buffers), LAST=last, THREADS=NORM_THREADS, OVERLAP=self.overlaps(tokens), **defines
         )
@@ -218,11 +277,13 @@ def check(file: Gguf) -> None:
     own = Config.read(file)
     config = own.filled()
     net = config.network
+    looked_up = present(net.embed.table, net.embed.positions, net.embed.inputs.table if net.embed.inputs else None)
     _check_heads(config)
     for spec, layer in own.specs():
-        if spec.multiplied and spec not in net.embed.specs:
+        if spec.multiplied and spec not in looked_up:
             there = spec if spec != own.arch.output or tensor_name(spec) in file.tensors else net.embed.table
-            kind, (rows, columns) = own.check(file, there, layer).type, map(config.size, spec.shape)
+            sizes = config if layer is None else config.at(layer)
+            kind, (rows, columns) = own.check(file, there, layer).type, map(sizes.size, spec.shape)
             if kind is F32 and rows <= FEW_ROWS and _by_delta(net, layer, spec):
                 continue
             _check_kind(kind)

@@ -84,6 +84,7 @@ SHOWN: Final = frozenset({
     "<tool_call>", "</tool_call>", "<seed:tool_call>", "</seed:tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
     "<|tool_call|>", "<|/tool_call|>", "<|python_tag|>", "</function>", "<function_calls>", "</function_calls>",
     "<|python_start|>", "<|python_end|>", "<tools>", "</tools>",
+    "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>',
     "<|START_THINKING|>", "<|END_THINKING|>", "<|START_ACTION|>", "<|END_ACTION|>",
     "<|tool_call_start|>", "<|tool_call_end|>",
     "<\uff5ctool\u2581calls\u2581begin\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>",

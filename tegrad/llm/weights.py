@@ -151,7 +151,8 @@ class Loader:
             own = [biases[at] for at in chosen]
             some = any(isinstance(bias, np.ndarray) for bias in own)
             matrices.append(Matrix(kind, data, self._join(own) if some else None))
-            rows.append(tuple(self.config.size(part) for at in chosen for part in specs[at].parts))
+            sizes = self.config if layer is None else self.config.at(layer)
+            rows.append(tuple(sizes.size(part) for at in chosen for part in specs[at].parts))
         return Joined(tuple(matrices), tuple(rows))
 
     def _bias(self, spec: Spec, layer: int | None, size: int) -> np.ndarray[Any, Any] | int:

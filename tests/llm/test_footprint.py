@@ -57,7 +57,10 @@ def test_an_engine_takes_what_is_said_but_for_the_allowance(device: str, monkeyp
 
 @pytest.mark.parametrize(
     ("name", "slots", "q8"),
-    [("1b-q6k", 64, False), pytest.param("1b-q6k", 8, True, marks=pytest.mark.long), ("gemma3-1b-q4km", 8, False)],
+    [
+        *(("1b-q6k", 64, False), pytest.param("1b-q6k", 8, True, marks=pytest.mark.long), ("gemma3-1b-q4km", 8, False)),
+        ("gemma4-e2b-q4km", 8, False),
+    ],
 )
 def test_a_batch_takes_what_is_said(name: str, slots: int, q8: bool) -> None:
     shape, chip = SHAPES[name.rpartition("-")[0]], DryDevice(CHIPS["agx-orin-64gb"])
@@ -73,7 +76,7 @@ def test_a_batch_takes_what_is_said(name: str, slots: int, q8: bool) -> None:
 
 
 @pytest.mark.board
-@pytest.mark.parametrize("name", ["1b-q6k", "gemma3-1b-q4km"])
+@pytest.mark.parametrize("name", ["1b-q6k", "gemma3-1b-q4km", "gemma4-e2b-q4km"])
 def test_a_large_models_prompts_and_cache_take_what_is_said(name: str) -> None:
     shape, chip = SHAPES[name.rpartition("-")[0]], DryDevice(CHIPS["agx-orin-64gb"])
     config, positions = shape.config, 16384

@@ -70,7 +70,7 @@ LONG = (
     *("odd", "phi3", "granite", "smollm3", "mistral3", "olmo2", "olmo3", "linear rope", "qwen2", "gpt2 untied"),
     *("gemma", "minicpm", "internlm2", "ernie4_5", "qwen2vl", "qwen3vl", "seed_oss", "exaone", "exaone4"),
     *("exaone4 of 64 layers", "chatglm", "sixteen to a group", "nemotron", "arcee"),
-    *("maincoder", "pangu", "jais2", "stablelm", "gptneox", "gptneox in sequence", "command-r"),
+    *("gemma4", "maincoder", "pangu", "jais2", "stablelm", "gptneox", "gptneox in sequence", "command-r"),
 )
 """Shapes whose operations those of other families have too."""
 

@@ -63,6 +63,14 @@ WIDE = Shape(dim=2048, ffn=4096, heads=16, kv_heads=4, layers=1)
         pytest.param(SHAPES["pangu"], TYPE.Q8_0, {}, False, id="pangu Q8_0", marks=pytest.mark.long),
         pytest.param(SHAPES["maincoder"], TYPE.Q8_0, {}, False, id="maincoder Q8_0", marks=pytest.mark.long),
         pytest.param(SHAPES["qwen35"], TYPE.Q4_K, {"ffn_down": TYPE.Q6_K}, False, id="qwen35 Q4_K"),
+        pytest.param(
+            SHAPES["gemma4 small"],
+            TYPE.Q4_K,
+            {"proj.weight": TYPE.Q8_0, "per_layer_token": TYPE.Q5_0},
+            False,
+            id="gemma4 small Q4_K",
+        ),
+        pytest.param(SHAPES["gemma4"], TYPE.Q6_K, {}, True, id="gemma4 Q6_K", marks=pytest.mark.long),
         pytest.param(SHAPES["lfm2"], TYPE.Q4_K, {"ffn_down": TYPE.Q6_K}, False, id="lfm2 Q4_K"),
         pytest.param(
             replace(SHAPES["lfm2"], dim=96, heads=3, kv_heads=1),
@@ -121,6 +129,8 @@ def test_steps_of_a_packed_model_err_less_than_llama_cpps(
         pytest.param(SHAPES["mistral3"], TYPE.F16, id="mistral3 F16", marks=pytest.mark.long),
         pytest.param(SHAPES["olmo2"], TYPE.F16, id="olmo2 F16", marks=pytest.mark.long),
         pytest.param(SHAPES["qwen35"], TYPE.F16, id="qwen35 F16", marks=pytest.mark.long),
+        pytest.param(SHAPES["gemma4"], TYPE.F16, id="gemma4 F16", marks=pytest.mark.long),
+        pytest.param(SHAPES["gemma4 small"], TYPE.F16, id="gemma4 small F16", marks=pytest.mark.long),
         pytest.param(SHAPES["lfm2"], TYPE.F16, id="lfm2 F16", marks=pytest.mark.long),
         pytest.param(SHAPES["gemma2"], TYPE.F16, id="gemma2 F16"),
         pytest.param(GEMMA, TYPE.F32, id="gemma3 F32", marks=pytest.mark.long),

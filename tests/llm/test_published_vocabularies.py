@@ -211,6 +211,7 @@ READ = (
     *("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", "NousResearch-Hermes-3-Llama-3.1-8B-tool_use"),
     *("Qwen-QwQ-32B", "Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B"),
     *("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "google-gemma-2-2b-it", "ibm-granite-granite-3.3-2B-Instruct"),
+    *("google-gemma-4-31B-it", "google-gemma-4-31B-it-interleaved"),
     *("ibm-granite-granite-4.0", "ibm-granite-granite-4.1", "meetkai-functionary-medium-v3.1"),
     *("meta-llama-Llama-3.1-8B-Instruct", "meta-llama-Llama-3.2-3B-Instruct", "meta-llama-Llama-3.3-70B-Instruct"),
     *("microsoft-Phi-3.5-mini-instruct", "mistralai-Ministral-3-14B-Reasoning-2512"),
@@ -218,6 +219,7 @@ READ = (
 )
 """Templates whose models write calls as the template writes those that were made."""
 ENDS = r"<\|im_end\|>|</s>|<\|e[o]?[tm]_id\|>|<end_of_turn>|<\|end_of_text\|>|<\|end\|>|<.end.of.sentence.>|<seed:eos>"
+ENDS += r"|<turn\|>|<\|tool_response>"
 
 
 @pytest.mark.parametrize("name", READ)

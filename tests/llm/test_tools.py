@@ -3,6 +3,7 @@ text; and a grammar makes any model write valid ones."""
 
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -255,7 +256,8 @@ def test_marks_that_are_control_tokens_are_given_by_a_stream(tmp_path: Path) -> 
 
 
 def test_every_mark_of_a_form_is_given_by_a_stream() -> None:
-    assert {mark for pair in THOUGHTS for mark in pair} | MARKS == SHOWN
+    """Of a thought's beginning, what is a token."""
+    assert {re.sub(r"\w+$", "", mark) for pair in THOUGHTS for mark in pair} | MARKS == SHOWN
 
 
 # ---- grammars

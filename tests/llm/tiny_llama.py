@@ -45,6 +45,12 @@ class Shape:
     """Heads, heads of keys, and elements of each, of layers that are delta nets, instead."""
     odd: str | None = None
     """A tensor that no family has."""
+    local: tuple[int, int] = (0, 0)
+    """Elements of a head, and heads of keys, of layers within a window: two in three."""
+    given: int = 0
+    """Elements that a layer reads of a token beside the stream."""
+    shared: int = 0
+    """Last layers that take keys and values of earlier ones, and whose feed-forward is twice as wide."""
 
     @property
     def width(self) -> int:
@@ -53,6 +59,11 @@ class Shape:
     @property
     def turned(self) -> int:
         return self.rotated or self.width
+
+    def sized(self, layer: int) -> tuple[int, int, int]:
+        """Elements of a layer's heads, its heads of keys, and elements of its feed-forward."""
+        width, kv_heads = self.local if self.local[0] and layer % 3 != 2 else (self.width, self.kv_heads)
+        return width, kv_heads, self.ffn * (2 if layer >= self.layers - self.shared > 0 and self.shared else 1)
 
     def convolves(self, layer: int) -> bool:
         return self.taps > 0 and layer % 3 != (2 if self.delta[0] else 1)
@@ -74,6 +85,12 @@ GEMMA2 = {
     "gemma2.final_logit_softcapping": 3.0,
 }
 """Caps so low that no logit is right without them."""
+GEMMA4 = {
+    "gemma4.attention.sliding_window": 9,
+    "gemma4.rope.freq_base": 1e6,
+    "gemma4.rope.freq_base_swa": 1e4,
+    "gemma4.final_logit_softcapping": 20.0,
+}
 SHAPES = {
     "plain": Shape(dim=768, ffn=1280, heads=6, kv_heads=3, vocab=317),
     "odd": Shape(dim=96, ffn=160, heads=3, kv_heads=1, vocab=301, tied=True),
@@ -146,6 +163,32 @@ SHAPES = {
     ),
     "gemma3": Shape(
         arch="gemma3", eps=LARGE_EPS, heads=4, kv_heads=1, head_dim=128, layers=3, vocab=303, tied=True, extra=GEMMA3
+    ),
+    "gemma4": Shape(
+        arch="gemma4",
+        eps=LARGE_EPS,
+        heads=4,
+        kv_heads=2,
+        head_dim=128,
+        layers=6,
+        vocab=309,
+        tied=True,
+        extra=GEMMA4,
+        local=(64, 4),
+    ),
+    "gemma4 small": Shape(
+        arch="gemma4",
+        eps=LARGE_EPS,
+        heads=4,
+        kv_heads=1,
+        head_dim=512,
+        layers=9,
+        vocab=311,
+        tied=True,
+        extra=GEMMA4,
+        local=(256, 1),
+        given=64,
+        shared=3,
     ),
     "gemma2": Shape(arch="gemma2", eps=LARGE_EPS, vocab=305, tied=True, layers=2, extra=GEMMA2),
     "phi3": Shape(
@@ -290,10 +333,12 @@ BY_MEAN = ("gpt2", "starcoder2", "nemotron", "jais2", "gptneox", "phi2", "stable
 """Families with layer norms."""
 ONE_NORM = ("phi2", *COHERE)
 """Families whose attention and feed-forward read the same normalized stream."""
-HEAD_NORMS = ("qwen3", "lfm2", "qwen35", "qwen3vl", "hunyuan-dense", "maincoder", "gemma3", "exaone4")
+HEAD_NORMS = ("qwen3", "lfm2", "qwen35", "qwen3vl", "hunyuan-dense", "maincoder", "gemma3", "gemma4", "exaone4")
 """Families that normalize each head's query and key."""
 FLOATS = ("position_embd.", "shortconv.conv.weight", "ssm_conv1d.weight")
 """Matrices that are F32 in every file, by their first or last letters."""
+UNPACKED = "per_layer_model_proj.weight"
+"""One that is never quantized."""
 MIXED = {"attn_v": TYPE.Q6_K, "ffn_down": TYPE.Q6_K}
 """What a Q4_K_M file has in other formats: q, k and v are no longer one matrix."""
 
@@ -318,7 +363,6 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
     def vector(size: int, around: float) -> np.ndarray:
         return (around + rng.standard_normal(size) * 0.1).astype(np.float32)
 
-    query, key = shape.heads * shape.width, shape.kv_heads * shape.width
     tensors = {"token_embd.weight": matrix(shape.vocab, shape.dim, 16.0)}
     tensors["token_embd_norm.weight" if shape.arch == "lfm2" else "output_norm.weight"] = vector(shape.dim, 1)
     if not shape.tied:
@@ -335,10 +379,12 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
     biased |= dict.fromkeys(("qwen2", "qwen2vl", "seed_oss", "glm4", "chatglm", "stablelm"), qkv)
     biased |= dict.fromkeys(("gpt2", "starcoder2", "jais2", "gptneox", "phi2"), ("",))
     for at in range(shape.layers):
+        width, kv_heads, ffn = shape.sized(at)
+        query, key = shape.heads * width, kv_heads * width
         sizes = {
             "attn_q": (query, shape.dim, 2.0), "attn_k": (key, shape.dim, 2.0), "attn_v": (key, shape.dim, 1.0),
-            "attn_output": (shape.dim, query, 1.0), "ffn_gate": (shape.ffn, shape.dim, 1.0),
-            "ffn_up": (shape.ffn, shape.dim, 1.0), "ffn_down": (shape.dim, shape.ffn, 1.0),
+            "attn_output": (shape.dim, query, 1.0), "ffn_gate": (ffn, shape.dim, 1.0),
+            "ffn_up": (ffn, shape.dim, 1.0), "ffn_down": (shape.dim, ffn, 1.0),
         }  # fmt: skip
         heads, keys, wide = shape.delta
         if shape.arch == "qwen35":
@@ -360,6 +406,15 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
                 "shortconv.in_proj": (3 * shape.dim, shape.dim, 1.0), "shortconv.conv": (shape.dim, shape.taps, 1.0),
                 "shortconv.out_proj": (shape.dim, shape.dim, 1.0),
             }  # fmt: skip
+        if shape.given:
+            sizes |= {"inp_gate": (shape.given, shape.dim, 1.0), "proj": (shape.dim, shape.given, 1.0)}
+            tensors[f"blk.{at}.post_norm.weight"] = vector(shape.dim, 1)
+        if shape.arch == "gemma4":
+            tensors[f"blk.{at}.layer_output_scale.weight"] = vector(1, 0.7)
+        shares = at >= shape.layers - shape.shared if shape.shared else False
+        for name in ("attn_k", "attn_v") if shares else ("attn_v",) if shape.local[0] and not shape.shared else ():
+            if shares or at % 3 == 2:  # values of what keys are made of
+                del sizes[name]
         matrices = {name: matrix(*size) for name, size in sizes.items()}
         if shape.arch in ("gpt2", "phi3", "chatglm", "gptneox", "phi2"):
             matrices["attn_qkv"] = np.concatenate([matrices.pop(f"attn_{part}") for part in "qkv"])
@@ -375,15 +430,24 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
         before = ("attn_norm", *[second] * (shape.arch not in ONE_NORM))
         for name in before if shape.arch not in ("olmo2", "exaone4") else ():
             tensors[f"blk.{at}.{name}.weight"] = vector(shape.dim, 1)
-        after = shape.arch in ("gemma2", "gemma3", "olmo2", "exaone4", "glm4")
+        after = shape.arch in ("gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "glm4")
         for name in ("post_attention_norm", "post_ffw_norm") if after else ():
             tensors[f"blk.{at}.{name}.weight"] = vector(shape.dim, 1)
         for name, size in (("attn_q_norm", query), ("attn_k_norm", key)) if shape.arch == "olmo2" else ():
             tensors[f"blk.{at}.{name}.weight"] = vector(size, 1.5)
         for name in ("attn_q_norm", "attn_k_norm") if shape.arch in HEAD_NORMS and not shape.convolves(at) else ():
-            tensors[f"blk.{at}.{name}.weight"] = vector(shape.width, 1.5)
+            if f"blk.{at}.{name.removesuffix('_norm')}.weight" in tensors:
+                usual = vector(width, 1.5)  # gemma4 scales no scores
+                tensors[f"blk.{at}.{name}.weight"] = usual / np.float32(width**0.25) if shape.local[0] else usual
     if shape.arch == "gpt2":
         tensors["position_embd.weight"] = matrix(shape.context, shape.dim, 8.0)
+    if shape.local[0]:
+        turned = shape.turned // 8  # of a quarter of a head's pairs, as published
+        tensors["rope_freqs.weight"] = np.array([1] * turned + [1e30] * (shape.turned // 2 - turned), np.float32)
+    if shape.given:
+        tensors["per_layer_token_embd.weight"] = matrix(shape.vocab, shape.layers * shape.given, 16.0)
+        tensors["per_layer_model_proj.weight"] = matrix(shape.layers * shape.given, shape.dim)
+        tensors["per_layer_proj_norm.weight"] = vector(shape.given, 1)
     if shape.arch == "phi2":
         tensors["output.bias"] = vector(shape.vocab, 0)
     if shape.arch in BY_MEAN and shape.arch not in COHERE:
@@ -425,10 +489,23 @@ def write(
     writer.add_context_length(shape.context)
     writer.add_embedding_length(shape.dim)
     writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.ffn)
+    if shape.arch == "gemma4":
+        sized = [shape.sized(at) for at in range(shape.layers)]
+        writer.add_feed_forward_length([ffn for *_, ffn in sized] if shape.shared else shape.ffn)
+        writer.add_sliding_window_pattern([at % 3 != 2 for at in range(shape.layers)])
+        writer.add_key_length_swa(shape.local[0])
+        writer.add_value_length_swa(shape.local[0])
+        writer.add_rope_dimension_count_swa(shape.local[0])
+        writer.add_embedding_length_per_layer_input(shape.given)
+        writer.add_shared_kv_layers(shape.shared)
+    else:
+        writer.add_feed_forward_length(shape.ffn)
     writer.add_head_count(shape.heads)
     kv_heads = [0 if shape.convolves(at) else shape.kv_heads for at in range(shape.layers)]
-    writer.add_head_count_kv(kv_heads if shape.taps and not shape.delta[0] else shape.kv_heads)
+    if shape.local[0]:
+        kv_heads = [shape.sized(at)[1] for at in range(shape.layers)]
+    several = set(kv_heads) != {shape.kv_heads} and not shape.delta[0]
+    writer.add_head_count_kv(kv_heads if several else shape.kv_heads)
     if shape.arch in BY_MEAN:
         writer.add_layer_norm_eps(shape.eps)
     else:
@@ -444,6 +521,7 @@ def write(
     (vocabulary or letters(shape.vocab)).add_to(writer)
     for name, array in weights(shape, seed).items():
         own = kind if array.ndim == 2 and not name.startswith(FLOATS) and not name.endswith(FLOATS) else TYPE.F32
+        own = TYPE.BF16 if name == UNPACKED and kind not in (TYPE.F32, TYPE.F16) else own
         own = next((other for part, other in (kinds or {}).items() if part in name), own)
         data = pack(array, own)
         writer.add_tensor(name, data, raw_dtype=own)

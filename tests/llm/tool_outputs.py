@@ -35,6 +35,7 @@ QWEN_XML = (
     "{%- for tool in tools %}{{ '<tool_call>\\n<function=name>\\n<parameter=key>\\nvalue\\n</parameter>' }}{% endfor %}"
     "{{ message.tool_calls }}<think></think>"
 )
+GEMMA4 = "{%- for tool in tools %}{{ message.tool_calls }}<|tool_call>call:{{ name }}{}<tool_call|><channel|>"
 WEATHER = ("get_weather", {"city": "Paris"})
 ADD = ("add", {"a": 1, "b": [2.5, None, True]})
 
@@ -172,6 +173,17 @@ RECORDED = {
         GEMMA, "Okay.\n```tool_code\nprint(get_weather(city='Paris'))\nadd(a=1, b=[2.5, null, true])\n```",
         (WEATHER, ADD), text="Okay.\n",
     ),
+    "gemma 4 thinks and calls twice": Recorded(
+        GEMMA4,
+        '<|channel>thought\nBoth.\n<channel|><|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>'
+        "<|tool_call>call:add{a:1,b:[2.5,None,true]}<tool_call|>",
+        (WEATHER, ADD), thought="Both.",
+    ),
+    "gemma 4, strings of any letters": Recorded(
+        GEMMA4, 'So: <|tool_call>call:get_weather{city:<|"|>a: {"b", c:1}\n<|"|>,at:{x y:<|"|><|"|>}}<tool_call|>',
+        (("get_weather", {"city": 'a: {"b", c:1}\n', "at": {"x y": ""}}),), text="So: ",
+    ),
+    "gemma 4 in JSON": Recorded(GEMMA4, '<|tool_call>call:get_weather{"city": "Paris"}<tool_call|>', (WEATHER,)),
     "phi 4 mini": Recorded(
         PHI,
         '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Paris"}}, '
@@ -286,6 +298,7 @@ PLAIN = {
     "a name that begins a text": (GLM, "add\nthem, {or} not"),
     "a name and braces in one line": (GLM, "get_weather {see below} is set"),
     "a name, and a word before braces": (GLM, "add\nthem {all}"),
+    "a call of no function": (GEMMA4, "<|tool_call>call:rm{}<tool_call|> done"),
     "a name of no function": (GLM_2024, 'rm\n{"a": 1}'),
     "an element of no function": (SEED, "<function=rm>\n<parameter=a>1</parameter>\n</function>"),
     "an element that is no parameter": (SEED, "<seed:tool_call>\n<function=add>\n<a>1</a>\n</function>"),

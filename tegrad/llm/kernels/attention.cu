@@ -3,8 +3,8 @@
 // Grid (SPLITS, KV_HEADS, sequences), 32 * ATTENTION_WARPS threads: CTAs beyond the splits that the position asks for
 // leave at once, as do those of sequences that are not active. attention.cuh tells the work of a CTA and the macros.
 // KV_HEADS are groups of query heads, of which each of the KEY_HEADS KV heads has some.
-//   qkv        float32 (sequences, HEADS + 2 * KV heads, HEAD_DIM): queries, then keys, then values; where GATED behind
-//              each head's query its gates
+//   qkv        float32 (sequences, HEADS + MADE * KV heads, HEAD_DIM): queries, then keys, then values; where GATED
+//              behind each head's query its gates
 //   *_norm     float32 (HEAD_DIM), read where QK_NORM; of all queries, and of all keys, where it is 2
 //   rope       float32 (2, ROPE_POSITIONS, ROPE_PAIRS): cosines, sines; read where ROPE
 //   k, v       the layer's cache (sequences, KV heads, POSITIONS, HEAD_DIM), f16 or int8; a ring where WINDOW
@@ -51,7 +51,7 @@ attention(const State *states, const float *qkv, const float *q_norm, const floa
     const int position = state.position;
     if (!state.active) return;
     const int cached = head / (KV_HEADS / KEY_HEADS), row = sequence * KEY_HEADS + cached;
-    const float *mine = qkv + (size_t)sequence * (PRODUCED + 2 * KEY_HEADS) * HEAD_DIM;
+    const float *mine = qkv + (size_t)sequence * (PRODUCED + MADE * KEY_HEADS) * HEAD_DIM;
     const size_t output = (size_t)index * OUTPUTS;
     const Output out = {
         OUTPUT_X ? x + output : nullptr, OUTPUT_Q ? q + output : nullptr, OUTPUT_Q ? s + output / 16 : nullptr,
@@ -67,7 +67,7 @@ attention(const State *states, const float *qkv, const float *q_norm, const floa
 #endif
     split(shared, keys, values, blockIdx.x, position,
           mine + head * GROUP_PITCH, mine + (PRODUCED + cached) * HEAD_DIM,
-          mine + (PRODUCED + KEY_HEADS + cached) * HEAD_DIM,
+          mine + (PRODUCED + (MADE == 2) * KEY_HEADS + cached) * HEAD_DIM,
           q_norm + (QK_NORM == 2 ? head * OUTPUTS : 0), k_norm + (QK_NORM == 2 ? cached * HEAD_DIM : 0),
           rope + (size_t)position * ROPE_PAIRS, (size_t)ROPE_POSITIONS * ROPE_PAIRS,
           workspace + (size_t)index * SPLITS * SPLIT_FLOATS, counters + index, out, threadIdx.x,

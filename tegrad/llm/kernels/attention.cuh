@@ -3,7 +3,7 @@
 // A split is what one CTA does for one KV head: it computes scores and weighted values of a range of positions. The
 // first split also writes the token's own K and V to the cache and takes them from shared memory. Splits of a long
 // sequence meet in a workspace; the last-arriving block joins them. In a split every warp takes tiles of positions; a
-// row of K or V is read by LANES lanes of 8 elements, and all loads of a tile are issued before the first is used.
+// row of K or V is read by LANES lanes of EACH elements, and all loads of a tile are issued before the first is used.
 //
 // Macros: HEADS, KV_HEADS, HEAD_DIM, POSITIONS (of the cache), ROPE (0 none, 1 neighbours, 2 halves) and ROPE_PAIRS,
 // CACHE_Q8 (0: f16, 1: q8_0), QK_NORM and QK_EPS, or else EPS (RMS norm: 1 of each query and key head, 2 of all queries
@@ -16,7 +16,9 @@
 // cache, as numbers), CACHE_HEADS (KV heads, where KV_HEADS counts groups of their query heads), TEMPERATURE
 // (queries are multiplied by 1 + TEMPERATURE * log(1 + position / TEMPERATURE_PERIOD)), BLOCK_POSITIONS (of a block,
 // where the cache is a pool of them; 0: a sequence's positions follow each other), TABLE_BLOCKS (of a sequence in
-// the table), GATED (1: behind each head's query stand as many gates, by whose sigmoids its output is multiplied).
+// the table), GATED (1: behind each head's query stand as many gates, by whose sigmoids its output is multiplied),
+// MADE (2: keys and values are made of the token; 1: keys, which before they are normed are values, too; 0: neither,
+// they lie in the cache already, the token's own included), UNIT_VALUES (1: a value is divided by its root mean square).
 #pragma once
 #include "last_arriving.cuh"
 #include <cuda_fp16.h>
@@ -58,6 +60,12 @@
 #else
 #define QUERY_PITCH HEAD_DIM
 #endif
+#ifndef MADE
+#define MADE 2
+#endif
+#ifndef UNIT_VALUES
+#define UNIT_VALUES 0
+#endif
 #ifdef SCORE_CAP
 #define CAPPED 1
 #else
@@ -79,8 +87,9 @@ constexpr int LOADS = ATTENTION_LOADS;
 #else
 constexpr int LOADS = GROUP <= 2 ? 8 : 4;  // what the registers of 12 warps hold, or of 8 for large groups
 #endif
-constexpr int OCTETS = HEAD_DIM / 8;
-constexpr int LANES = OCTETS <= 1 ? 1 : OCTETS <= 2 ? 2 : OCTETS <= 4 ? 4 : OCTETS <= 8 ? 8 : OCTETS <= 16 ? 16 : 32;
+constexpr int EACH = HEAD_DIM <= 256 ? 8 : 16;  // elements of a row in a lane
+constexpr int SHARES = HEAD_DIM / EACH;           // of a row
+constexpr int LANES = SHARES <= 1 ? 1 : SHARES <= 2 ? 2 : SHARES <= 4 ? 4 : SHARES <= 8 ? 8 : SHARES <= 16 ? 16 : 32;
 constexpr int ROWS = 32 / LANES;
 constexpr int TILE = ROWS * LOADS;
 constexpr int KEPT = LOADS > LANES ? LOADS / LANES : 1;  // scores of a head and tile that a lane keeps
@@ -102,7 +111,7 @@ constexpr int ALONE_ROWS = SPLIT_POSITIONS;
 constexpr unsigned ALL = 0xffffffffu;
 constexpr float NONE = -1e30f;  // below any score
 
-static_assert(HEADS % KV_HEADS == 0 && HEAD_DIM % 16 == 0 && HEAD_DIM <= 256, "sizes of heads");
+static_assert(HEADS % KV_HEADS == 0 && HEAD_DIM % 16 == 0 && HEAD_DIM <= 512, "sizes of heads");
 static_assert(!CACHE_Q8 || HEAD_DIM % 32 == 0, "a q8_0 cache has blocks of 32");
 static_assert(2 * ROPE_PAIRS <= HEAD_DIM, "rope turns at most a head");
 static_assert((LOADS & (LOADS - 1)) == 0, "loads are halved");
@@ -178,9 +187,9 @@ __device__ __forceinline__ int cached([[maybe_unused]] const Side &keys, int pos
 #if RINGS
     return keys.cached;
 #elif WINDOW
-    return position - left_behind(position);
+    return position - left_behind(position) + !MADE;
 #else
-    return position;
+    return position + !MADE;
 #endif
 }
 
@@ -312,7 +321,7 @@ __device__ __forceinline__ uint2 stream(const uint2 *at) {
 
 // A tile's rows of K or of V as they come from memory.
 struct Rows {
-    Octet octet[LOADS];
+    Octet octet[LOADS][EACH / 8];
 #if CACHE_Q8
     unsigned short scale[LOADS];
 #endif
@@ -330,14 +339,17 @@ struct Rows {
     // `beyond` gives each load's distance in rows from the first.
     template <typename Beyond>
     __device__ __forceinline__ void take(const Side &from, int row, unsigned lane, Beyond beyond) {
-        const unsigned column = lane % LANES < OCTETS ? lane % LANES : OCTETS - 1;
+        const unsigned column = (lane % LANES < SHARES ? lane % LANES : SHARES - 1) * (EACH / 8);
 #if WINDOW || RINGS
         const auto place = [=](int u) {
             const int past = from.origin + row + beyond(u) - rows_of(from);
             return past < 0 ? past + rows_of(from) : past;
         };
 #pragma unroll
-        for (int u = 0; u < LOADS; u++) octet[u] = stream((const Octet *)(from.at + place(u) * HEAD_DIM) + column);
+        for (int u = 0; u < LOADS; u++)
+#pragma unroll
+            for (int i = 0; i < EACH / 8; i++)
+                octet[u][i] = stream((const Octet *)(from.at + place(u) * HEAD_DIM) + column + i);
 #if CACHE_Q8
         const unsigned short *of_rows = (const unsigned short *)from.scale + column / 4;
 #pragma unroll
@@ -349,13 +361,20 @@ struct Rows {
 #endif
         const Octet *at = (const Octet *)(from.at + (size_t)row * HEAD_DIM) + column;
 #pragma unroll
-        for (int u = 0; u < LOADS; u++) octet[u] = stream(at + beyond(u) * OCTETS);
+        for (int u = 0; u < LOADS; u++)
+#pragma unroll
+            for (int i = 0; i < EACH / 8; i++) octet[u][i] = stream(at + beyond(u) * (HEAD_DIM / 8) + i);
 #if CACHE_Q8
         const unsigned short *scales = (const unsigned short *)from.scale + (size_t)row * (HEAD_DIM / 32) + column / 4;
 #pragma unroll
         for (int u = 0; u < LOADS; u++) scale[u] = scales[beyond(u) * (HEAD_DIM / 32)];
 #endif
 #endif
+    }
+
+    __device__ __forceinline__ void widened(int u, float (&out)[EACH]) const {
+#pragma unroll
+        for (int i = 0; i < EACH / 8; i++) widen(octet[u][i], out + 8 * i);
     }
 
     __device__ __forceinline__ float factor(int u) const {
@@ -461,6 +480,18 @@ __device__ __forceinline__ void turn_head(const float *in, const HeadNorm &norm,
     __syncwarp();
 }
 
+// A head's value by a warp, as the cache is to hold it.
+__device__ __forceinline__ void copy_value(const float *in, float *out, unsigned lane) {
+    float by = 1;
+#if UNIT_VALUES
+    float squares = 0;
+    for (int i = lane; i < HEAD_DIM; i += 32) squares += in[i] * in[i];
+    by = rsqrtf(warp_sum(squares) / HEAD_DIM + QK_EPS);
+#endif
+    for (int i = lane; i < HEAD_DIM; i += 32) out[i] = UNIT_VALUES ? in[i] * by : in[i];
+    __syncwarp();
+}
+
 // Round a row in shared memory to the cache's type and write it there; the row then holds what the cache holds.
 __device__ __forceinline__ void store_row(float *row, const Side &to, int position, unsigned lane) {
 #if WINDOW || RINGS
@@ -530,8 +561,7 @@ __device__ __forceinline__ void prepare(Shared &shared, const Side &keys, const 
         bool value = vector > GROUP;
         float *row = shared.fresh[value];
         if (value) {
-            for (int i = lane; i < HEAD_DIM; i += 32) row[i] = v[i];
-            __syncwarp();
+            copy_value(v, row, lane);
         } else {
             turn_head(k, norms.held, turn, sines, k_factor, row, lane);
         }
@@ -555,26 +585,28 @@ __device__ __forceinline__ float capped(float score) {
 
 // What a warp has gathered of its positions: for each head the largest score, the sum of weights, the weighted values.
 struct Gathered {
-    float query[GROUP][8], mixed[GROUP][8], top[GROUP], sum[GROUP];
+    float query[GROUP][EACH], mixed[GROUP][EACH], top[GROUP], sum[GROUP];
 
     // Start from the token's own key and value where `fresh`, else from nothing.
     __device__ __forceinline__ void begin(const Shared &shared, bool fresh, unsigned lane) {
         int column = lane % LANES;
-        bool inside = column < OCTETS;
-        float own[8];
+        bool inside = column < SHARES;
+        float own[EACH];
 #pragma unroll
-        for (int i = 0; i < 8; i++) own[i] = fresh && inside && lane < LANES ? shared.fresh[1][column * 8 + i] : 0;
+        for (int i = 0; i < EACH; i++)
+            own[i] = fresh && inside && lane < LANES ? shared.fresh[1][column * EACH + i] : 0;
 #pragma unroll
         for (int g = 0; g < GROUP; g++) {
             float score = 0;
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
-                query[g][i] = inside ? shared.query[g][column * 8 + i] : 0;
+            for (int i = 0; i < EACH; i++) {
+                query[g][i] = inside ? shared.query[g][column * EACH + i] : 0;
                 mixed[g][i] = own[i];
             }
             if (fresh) {
 #pragma unroll
-                for (int i = 0; i < 8; i++) score += query[g][i] * (inside ? shared.fresh[0][column * 8 + i] : 0);
+                for (int i = 0; i < EACH; i++)
+                    score += query[g][i] * (inside ? shared.fresh[0][column * EACH + i] : 0);
 #pragma unroll
                 for (int step = LANES / 2; step; step /= 2) score += __shfl_xor_sync(ALL, score, step);
             }
@@ -593,13 +625,13 @@ struct Gathered {
         float scores[GROUP][LOADS];
 #pragma unroll
         for (int u = 0; u < LOADS; u++) {
-            float key[8];
-            widen(keys.octet[u], key);
+            float key[EACH];
+            keys.widened(u, key);
 #pragma unroll
             for (int g = 0; g < GROUP; g++) {
                 float dot = 0;
 #pragma unroll
-                for (int i = 0; i < 8; i++) dot += query[g][i] * key[i];
+                for (int i = 0; i < EACH; i++) dot += query[g][i] * key[i];
                 scores[g][u] = dot * keys.factor(u);
             }
         }
@@ -632,7 +664,7 @@ struct Gathered {
                 top[g] = best;
                 sum[g] *= shrink;
 #pragma unroll
-                for (int i = 0; i < 8; i++) mixed[g][i] *= shrink;
+                for (int i = 0; i < EACH; i++) mixed[g][i] *= shrink;
             }
         }
         __syncwarp();
@@ -653,14 +685,14 @@ struct Gathered {
     __device__ __forceinline__ void add(const Rows &values, const float (*weight)[GROUP_SLOTS], unsigned lane) {
 #pragma unroll
         for (int u = 0; u < LOADS; u++) {
-            float value[8], part[GROUP_SLOTS];
+            float value[EACH], part[GROUP_SLOTS];
             copy_weights(weight[u * ROWS + lane / LANES], part);
-            widen(values.octet[u], value);
+            values.widened(u, value);
 #pragma unroll
             for (int g = 0; g < GROUP; g++) {
                 part[g] *= values.factor(u);
 #pragma unroll
-                for (int i = 0; i < 8; i++) mixed[g][i] += part[g] * value[i];
+                for (int i = 0; i < EACH; i++) mixed[g][i] += part[g] * value[i];
             }
         }
     }
@@ -678,13 +710,13 @@ struct Gathered {
 
     // Hand the warp's result to its CTA.
     __device__ __forceinline__ void publish(Shared &shared, unsigned warp, unsigned lane) {
-        typedef Spread<GROUP * 8, 16, LANES / 2> Shares;
+        typedef Spread<GROUP * EACH, 16, LANES / 2> Shares;
         int first = Shares::run(&mixed[0][0], lane);
-        if (lane % LANES < OCTETS) {
+        if (lane % LANES < SHARES) {
 #pragma unroll
             for (int i = 0; i < Shares::LEFT; i++) {
-                int g = (first + i) / 8, d = (first + i) % 8;
-                shared.mixed[warp][g * HEAD_DIM + lane % LANES * 8 + d] = (&mixed[0][0])[i];
+                int g = (first + i) / EACH, d = (first + i) % EACH;
+                shared.mixed[warp][g * HEAD_DIM + lane % LANES * EACH + d] = (&mixed[0][0])[i];
             }
         }
 #pragma unroll
@@ -810,16 +842,17 @@ __device__ __forceinline__ void split(Shared &shared, const Side &keys, const Si
     const unsigned warp = thread / 32, lane = thread % 32;
     int at = rows.begin + warp * TILE;
     Rows k_rows, v_rows;
+    if (!MADE) ready();  // the token's own are of a launch of this step
     if (at < rows.end) {
         k_rows.load_some(keys, at, rows.end, lane);
         v_rows.load_some(values, at, rows.end, lane);
     }
     const HeadNorms norms(q_norm, k_norm, thread);
-    ready();
-    prepare(shared, keys, values, position, split == 0, q, k, v, norms, turn, sines, thread);
+    if (MADE) ready();
+    prepare(shared, keys, values, position, MADE && split == 0, q, k, v, norms, turn, sines, thread);
     ATTENTION_SYNC();
     // The last warp has the fewest tiles, so that the token's own key is its.
-    bool fresh = split == 0 && warp == ATTENTION_WARPS - 1;
+    bool fresh = MADE && split == 0 && warp == ATTENTION_WARPS - 1;
     if (fresh || at < rows.end) {
         Gathered gathered;
         gathered.begin(shared, fresh, lane);

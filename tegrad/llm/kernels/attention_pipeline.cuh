@@ -122,11 +122,11 @@ struct ByLanes {
     // Rows of one side from `first` on; those after the last of `rows` are the last one once more.
     __device__ static __forceinline__ void take(Rows &to, const unsigned char *tile, bool side, int first, int rows,
                                                 unsigned lane) {
-        const unsigned column = lane % LANES < OCTETS ? lane % LANES : OCTETS - 1;
+        const unsigned column = lane % LANES < SHARES ? lane % LANES : SHARES - 1;
 #pragma unroll
         for (int u = 0; u < LOADS; u++) {
             const int row = min(first + (int)lane / LANES + u * ROWS, rows - 1);
-            to.octet[u] = *((const Octet *)(tile + side * SIDE_BYTES + row * ROW_BYTES) + column);
+            to.octet[u][0] = *((const Octet *)(tile + side * SIDE_BYTES + row * ROW_BYTES) + column);
 #if CACHE_Q8
             to.scale[u] = *((const unsigned short *)(tile + 2 * SIDE_BYTES + side * SIDE_SCALES + row * SCALE_BYTES) +
                             column / 4);

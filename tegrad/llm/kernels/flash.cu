@@ -3,19 +3,24 @@
 //
 // A block has WARPS * 16 rows, each one query head of one token; the GROUP query heads that share a KV head lie side by
 // side, so that they share its tiles of TILE positions. Scores never leave registers: the accumulators of q k^T are the
-// left operand of the product with v. The chunk's own keys and values are in the cache already.
+// left operand of the product with v. The chunk's own keys and values are in the cache already. Of heads beyond 256
+// elements a block mixes one part of PARTS, since a warp's registers hold no more, and its queries lie in shared memory.
 //
 // HEADS, KV_HEADS, HEAD_DIM, POSITIONS (of the cache), CACHE_Q8 (0: f16, 1: q8_0), WARPS, TILE; ATTENTION_SCALE,
 // SCORE_CAP, WINDOW, BLOCK_POSITIONS, TABLE_BLOCKS as in attention.cuh. A ring that positions wrap around in has whole
 // tiles, and so have blocks.
-// Grid: (tokens * GROUP / rows, KV_HEADS), rounded up. Block: WARPS warps.
+// Grid: (tokens * GROUP / rows, KV_HEADS, PARTS), rounded up. Block: WARPS warps.
 constexpr int ROWS = WARPS * 16, THREADS = WARPS * 32;
 #include "async.cuh"
 #include "flash.cuh"
 #include "overlap.cuh"
 
+constexpr int WIDTH = HEAD_DIM / PARTS;    // of what a block mixes
 constexpr int STRIDE = HEAD_DIM * 2 + 16;  // an odd number of 16-byte chunks: eight rows lie in different banks
-constexpr int SIDE_BYTES = TILE * STRIDE, STAGE_BYTES = 2 * SIDE_BYTES;
+constexpr int VALUE_STRIDE = WIDTH * 2 + 16;
+constexpr int SIDE_BYTES = TILE * STRIDE, STAGE_BYTES = SIDE_BYTES + TILE * VALUE_STRIDE;
+constexpr bool HELD = PARTS == 1;  // a warp has its queries in registers
+constexpr int QUERY_BYTES = HELD ? 0 : ROWS * STRIDE;
 constexpr unsigned ALL = 0xffffffffu;
 static_assert(BLOCK_POSITIONS % TILE == 0, "a tile lies in one block");
 static_assert(HEAD_DIM % 16 == 0 && TILE % 16 == 0, "whole fragments");
@@ -38,9 +43,12 @@ static __device__ __forceinline__ void store_widened(unsigned to, uint4 bytes, _
                      "r"(out[4 * h + 2]), "r"(out[4 * h + 3]) : "memory");
 }
 
-// Rows [first, first + TILE) of one side of a KV head's cache; those from `end` on are zeros. `blocks`: the sequence's.
+// Rows [first, first + TILE) of one side of a KV head's cache, COLUMNS of each; those from `end` on are zeros. `blocks`:
+// the sequence's.
+template <int COLUMNS = HEAD_DIM>
 static __device__ __forceinline__ void copy_side(unsigned to, const void *cache, const __half *scales,
                                                  [[maybe_unused]] const int *blocks, int first, int end) {
+    constexpr int STRIDE = COLUMNS * 2 + 16;
 #if WINDOW
     const int begin = first % POSITIONS;
     end += begin - first, first = begin;
@@ -49,8 +57,8 @@ static __device__ __forceinline__ void copy_side(unsigned to, const void *cache,
     end += begin - first, first = begin;
 #endif
     if constexpr (CACHE_Q8) {
-        for (int i = threadIdx.x; i < TILE * (HEAD_DIM / 16); i += THREADS) {
-            int n = i / (HEAD_DIM / 16), at = i % (HEAD_DIM / 16), row = first + n;
+        for (int i = threadIdx.x; i < TILE * (COLUMNS / 16); i += THREADS) {
+            int n = i / (COLUMNS / 16), at = i % (COLUMNS / 16), row = first + n;
             uint4 bytes = make_uint4(0, 0, 0, 0);
             __half scale = __float2half(0);
             if (row < end) {
@@ -61,8 +69,8 @@ static __device__ __forceinline__ void copy_side(unsigned to, const void *cache,
             store_widened(to + n * STRIDE + 32 * at, bytes, scale);
         }
     } else {
-        for (int i = threadIdx.x; i < TILE * (HEAD_DIM / 8); i += THREADS) {
-            int n = i / (HEAD_DIM / 8), at = i % (HEAD_DIM / 8), row = first + n;
+        for (int i = threadIdx.x; i < TILE * (COLUMNS / 8); i += THREADS) {
+            int n = i / (COLUMNS / 8), at = i % (COLUMNS / 8), row = first + n;
             const __half *from = static_cast<const __half *>(cache) + (size_t)min(row, end - 1) * HEAD_DIM + 8 * at;
             copy_async_or_zero(to + n * STRIDE + 16 * at, from, row < end);
         }
@@ -104,6 +112,9 @@ extern "C" __global__ void BOUNDS flash(
     keys = static_cast<const char *>(keys) + base * HEAD_DIM * ELEMENT;
     values = static_cast<const char *>(values) + base * HEAD_DIM * ELEMENT;
     if constexpr (CACHE_Q8) key_scales += base * (HEAD_DIM / 32), value_scales += base * (HEAD_DIM / 32);
+    const int from = HELD ? 0 : blockIdx.z * WIDTH;  // of the elements of a value
+    values = static_cast<const char *>(values) + from * ELEMENT;
+    if constexpr (CACHE_Q8 && !HELD) value_scales += from / 32;
 
     // Of this lane's rows g and g + 8: the last position that each sees, and where it lies in q and out.
     int last[2];
@@ -116,25 +127,32 @@ extern "C" __global__ void BOUNDS flash(
     }
     const Tiles seen(start, count, block);
 
-    const unsigned stages = shared_address(memory);
+    const unsigned queries = shared_address(memory), stages = queries + QUERY_BYTES;
     const unsigned begun = stages + seen.first % 2 * STAGE_BYTES;
     copy_side(begun, keys, key_scales, blocks, seen.first * TILE, seen.end);
-    copy_side(begun + SIDE_BYTES, values, value_scales, blocks, seen.first * TILE, seen.end);
+    copy_side<WIDTH>(begun + SIDE_BYTES, values, value_scales, blocks, seen.first * TILE, seen.end);
+    if constexpr (!HELD)
+        for (int i = threadIdx.x; i < ROWS * (HEAD_DIM / 8); i += THREADS) {
+            const int n = i / (HEAD_DIM / 8), at = i % (HEAD_DIM / 8), row = min(block + n, count * GROUP - 1);
+            const size_t of = ((size_t)(row / GROUP) * HEADS + head * GROUP + row % GROUP) * HEAD_DIM;
+            copy_async_or_zero(queries + n * STRIDE + 16 * at, q + of + 8 * at, true);
+        }
     commit_copies();
 
-    unsigned a[STEPS][4];
+    unsigned a[HELD ? STEPS : 1][4];
 #pragma unroll
-    for (int s = 0; s < STEPS; s++)
+    for (int s = 0; HELD && s < STEPS; s++)
 #pragma unroll
         for (int r = 0; r < 4; r++)
             a[s][r] = *reinterpret_cast<const unsigned *>(q + place[r & 1] + 16 * s + 8 * (r >> 1) + 2 * t);
 
     float mixed[ND][4] = {}, top[2] = {NONE, NONE}, sum[2] = {};
     const float scale = score_scale();
-    // Addresses of ldmatrix within a tile: of k, rows 8 (lane / 16) + lane % 8 and chunk lane / 8 % 2; of v the
-    // reverse.
+    // Addresses of ldmatrix within a tile: of k, rows 8 (lane / 16) + lane % 8 and chunk lane / 8 % 2; of v, as of the
+    // warp's queries, the reverse.
     const unsigned key_at = (lane / 16 * 8 + lane % 8) * STRIDE + lane / 8 % 2 * 16;
-    const unsigned value_at = (lane / 8 % 2 * 8 + lane % 8) * STRIDE + lane / 16 * 16;
+    const unsigned value_at = (lane / 8 % 2 * 8 + lane % 8) * VALUE_STRIDE + lane / 16 * 16;
+    const unsigned query_at = queries + (threadIdx.x / 32 * 16 + lane % 16) * STRIDE + lane / 16 * 16;
 
     for (int tile = seen.first; tile < seen.last; tile++) {
         const unsigned stage = stages + tile % 2 * STAGE_BYTES;
@@ -143,20 +161,23 @@ extern "C" __global__ void BOUNDS flash(
         if (tile + 1 < seen.last) {
             unsigned next = stages + (tile + 1) % 2 * STAGE_BYTES;
             copy_side(next, keys, key_scales, blocks, (tile + 1) * TILE, seen.end);
-            copy_side(next + SIDE_BYTES, values, value_scales, blocks, (tile + 1) * TILE, seen.end);
+            copy_side<WIDTH>(next + SIDE_BYTES, values, value_scales, blocks, (tile + 1) * TILE, seen.end);
         }
         commit_copies();
 
         float score[NT][4] = {};
 #pragma unroll
-        for (int s = 0; s < STEPS; s++)
+        for (int s = 0; s < STEPS; s++) {
+            unsigned (&own)[4] = a[HELD ? s : 0];
+            if constexpr (!HELD) load_matrices<false>(own, query_at + s * 32);
 #pragma unroll
             for (int n = 0; n < NT; n += 2) {
                 unsigned b[4];
                 load_matrices<false>(b, stage + key_at + n * 8 * STRIDE + s * 32);
-                mma(score[n], a[s], b[0], b[1]);
-                mma(score[n + 1], a[s], b[2], b[3]);
+                mma(score[n], own, b[0], b[1]);
+                mma(score[n + 1], own, b[2], b[3]);
             }
+        }
 
         const bool masked = seen.masked(tile);
         float best[2] = {top[0], top[1]};
@@ -200,7 +221,7 @@ extern "C" __global__ void BOUNDS flash(
 #pragma unroll
             for (int d = 0; d < ND; d += 2) {
                 unsigned b[4];
-                load_matrices<true>(b, stage + SIDE_BYTES + value_at + k * 16 * STRIDE + d * 16);
+                load_matrices<true>(b, stage + SIDE_BYTES + value_at + k * 16 * VALUE_STRIDE + d * 16);
                 mma(mixed[d], p, b[0], b[1]);
                 mma(mixed[d + 1], p, b[2], b[3]);
             }
@@ -214,7 +235,7 @@ extern "C" __global__ void BOUNDS flash(
         float factor = 1 / sum[h];
 #pragma unroll
         for (int d = 0; d < ND; d++)
-            *reinterpret_cast<unsigned *>(out + place[h] + fragment_order(8 * d + 2 * t)) =
+            *reinterpret_cast<unsigned *>(out + place[h] + from + fragment_order(8 * d + 2 * t)) =
                 pack(mixed[d][2 * h] * factor, mixed[d][2 * h + 1] * factor);
     }
 }

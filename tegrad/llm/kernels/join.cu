@@ -2,6 +2,7 @@
 // of more CTAs than are worth joining it for themselves (join.cuh), those with the output matrix, or for two products.
 //
 // Macros: K (a multiple of 16), SS_PARTS (sums of squares of y), EPS, THREADS (a multiple of 32), OVERLAP
+//   SCALED  1: the sum is multiplied by a number that stands behind post
 //   OUT_Q   also store what a packed matrix after an RMS norm reads: the sum times the norm's weight as int8 with a
 //           scale per 16, and the sum of squares of every 32 elements
 // Grid: 1 block of THREADS. Arguments: x f32 (K), y f32 (K), ss f32 (SS_PARTS), post f32 (K), joined f32 (K),
@@ -10,6 +11,9 @@
 
 #ifndef OUT_Q
 #define OUT_Q 0
+#endif
+#ifndef SCALED
+#define SCALED 0
 #endif
 static_assert(K % 16 == 0, "16 elements share a scale");
 
@@ -29,7 +33,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) join(
     for (int first = 0; first < K; first += THREADS) {
         const int at = first + threadIdx.x;
         const bool inside = at < K;
-        const float value = inside ? fmaf(y[at] * f, post[at], x[at]) : 0;
+        float value = inside ? fmaf(y[at] * f, post[at], x[at]) : 0;
+#if SCALED
+        value *= post[K];
+#endif
         if (inside) joined[at] = value;
 #if OUT_Q
         const float normed = inside ? value * norm[at] : 0;

@@ -1,5 +1,6 @@
 // The input of a product where the stream still lacks what the product before made: x + y * f * post, where f norms y
-// by its root mean square. Every CTA joins all of it for itself, which takes no launch and no meeting of CTAs.
+// by its root mean square; all of that times post[K] where JOIN is 2. Every CTA joins all of it for itself, which takes
+// no launch and no meeting of CTAs.
 //
 // Part of matvec.cu, whose macros and helpers it uses. SS_PARTS sums of squares of y come from whoever made it.
 #pragma once
@@ -43,6 +44,9 @@ __device__ __forceinline__ float join(const float *x, const float *y, const floa
     for (int at = threadIdx.x & 31; at < SS_PARTS; at += 32) of_y += ss[at];
     Joining held = {};
     held.load(threadIdx.x, x, y, post, norm);
+#if JOIN == 2
+    const float by = post[K];
+#endif
     const float f = rsqrtf(warp_sum(of_y) / K + EPS);
 #pragma unroll 1
     for (int first = 0; first < K / 4; first += THREADS) {
@@ -51,6 +55,9 @@ __device__ __forceinline__ float join(const float *x, const float *y, const floa
         next.load(quad + THREADS, x, y, post, norm);
         float4 v = make_float4(fmaf(held.y.x * f, held.post.x, held.x.x), fmaf(held.y.y * f, held.post.y, held.x.y),
                                fmaf(held.y.z * f, held.post.z, held.x.z), fmaf(held.y.w * f, held.post.w, held.x.w));
+#if JOIN == 2
+        v = make_float4(v.x * by, v.y * by, v.z * by, v.w * by);
+#endif
         squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
         if (joined && quad < K / 4) ((float4 *)joined)[quad] = v;
         v = make_float4(v.x * held.norm.x, v.y * held.norm.y, v.z * held.norm.z, v.w * held.norm.w);

@@ -12,8 +12,8 @@
 //                 matrices alike, gate and up, whose products a CTA joins row by row
 //   NORM          0 none, 1 RMS, 2 layer: norm of the input over its K elements. A packed matrix has the norm's weight
 //                 in q already and takes the sum of squares from SS_PARTS parts; floats are normed here. EPS
-//   JOIN          1: the input is a stream to which a product y, normed by itself, is still to be added: each CTA does
-//                 that for itself, and one of them stores the sum (join.cuh), and norms it where NORM is 1
+//   JOIN          1, 2: the input is a stream to which a product y, normed by itself, is still to be added: each CTA
+//                 does that for itself, and one of them stores the sum (join.cuh), and norms it where NORM is 1
 //   BIAS, ACTIVATION (0 none, 1 silu, 2 gelu, 3 CAP * tanh(v / CAP), 4 relu2), RESIDUAL (add to `out`), TIMES (multiply
 //                 by `out`: gate's product where that of up, in another format, lies there)
 //   OUT_X         store float32; OUT_Q: store int8 with a scale per 16 rows (OUT_NORM: of the row times next_norm, and

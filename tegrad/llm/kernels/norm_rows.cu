@@ -2,7 +2,7 @@
 // alone. Where x is no number any more, the chunk says so: a value before did not fit a half, which is infinite then.
 //
 // Where JOIN, x first gets what the product before made, y, normed by its own root mean square: x += norm(y), post
-// being that norm's weight.
+// being that norm's weight; where JOIN is 2, the sum is multiplied by post[COLUMNS].
 //
 // COLUMNS; NORM: 0 as it is; 1 by the root mean square; 2 by mean and variance, with a bias; EPS; LAST: 1 takes the
 // chunk's last token to row 0; THREADS. Grid: tokens (1 where LAST). Block: THREADS, a multiple of 32.
@@ -67,6 +67,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_rows(
         const float4 p = posts[at];
         held[i].x = fmaf(more[i].x * f, p.x, held[i].x), held[i].y = fmaf(more[i].y * f, p.y, held[i].y);
         held[i].z = fmaf(more[i].z * f, p.z, held[i].z), held[i].w = fmaf(more[i].w * f, p.w, held[i].w);
+#if JOIN == 2
+        held[i].x *= post[COLUMNS], held[i].y *= post[COLUMNS], held[i].z *= post[COLUMNS], held[i].w *= post[COLUMNS];
+#endif
         if (!LAST) reinterpret_cast<float4 *>(x + (size_t)token * COLUMNS)[at] = held[i];
     }
 #endif

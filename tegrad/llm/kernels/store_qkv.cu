@@ -1,7 +1,7 @@
 // A chunk's queries normed, rotated and as halves; its keys, normed and rotated, and its values in the cache.
 //
 // One warp a head of a token. Macros: those of attention.cuh, and WARPS of a block.
-// Grid: (tokens, (HEADS + 2 KV_HEADS) / WARPS), rounded up. Block: WARPS warps.
+// Grid: (tokens, (HEADS + 2 KV_HEADS, or HEADS where MADE is 0) / WARPS), rounded up. Block: WARPS warps.
 #define ATTENTION_WARPS WARPS
 #define SPLITS 1
 #define ATTENTION_LOADS 1
@@ -9,7 +9,7 @@
 #include "chunk.cuh"
 #include "overlap.cuh"
 
-// qkv: floats (tokens, HEADS + 2 KV_HEADS, HEAD_DIM), where GATED with each head's gates behind its query; q: halves
+// qkv: floats (tokens, HEADS + MADE * KV_HEADS, HEAD_DIM), where GATED with each head's gates behind its query; q: halves
 // (tokens, HEADS, HEAD_DIM); keys, values and their scales: one layer's cache (slot, KV head, position, HEAD_DIM), or a
 // pool of blocks (attention.cu) whose table of all slots follows; rope: cosines and sines (2, rope_positions,
 // ROPE_PAIRS).
@@ -28,17 +28,18 @@ extern "C" __global__ void store_qkv(
 #if QK_NORM == 2
     __shared__ float squares[2][WARPS];
     if (token >= chunk->count) return;
-    const float *all = qkv + (size_t)token * (HEADS + 2 * KV_HEADS) * HEAD_DIM;
+    const float *all = qkv + (size_t)token * (HEADS + MADE * KV_HEADS) * HEAD_DIM;
     attend::sum_squares(squares, all, all + HEADS * HEAD_DIM, threadIdx.x);
     __syncthreads();
 #endif
-    if (token >= chunk->count || head >= HEADS + 2 * KV_HEADS) return;
+    if (token >= chunk->count || head >= HEADS + (MADE ? 2 : 0) * KV_HEADS) return;
     const int position = chunk->start + token;
 #if GATED
     const int before = head < HEADS ? 2 * head : head + HEADS;
-    const float *in = qkv + ((size_t)token * (2 * HEADS + 2 * KV_HEADS) + before) * HEAD_DIM;
+    const float *in = qkv + ((size_t)token * (2 * HEADS + MADE * KV_HEADS) + before) * HEAD_DIM;
 #else
-    const float *in = qkv + ((size_t)token * (HEADS + 2 * KV_HEADS) + head) * HEAD_DIM;
+    const int before = MADE == 1 && head >= HEADS + KV_HEADS ? head - KV_HEADS : head;
+    const float *in = qkv + ((size_t)token * (HEADS + MADE * KV_HEADS) + before) * HEAD_DIM;
 #endif
     float *row = rows[warp];
     if (head < HEADS + KV_HEADS) {
@@ -56,8 +57,7 @@ extern "C" __global__ void store_qkv(
         held.load(norm, lane);
         attend::turn_head(in, held, turn, (size_t)rope_positions * ROPE_PAIRS, factor, row, lane);
     } else {
-        for (int i = lane; i < HEAD_DIM; i += 32) row[i] = in[i];
-        __syncwarp();
+        attend::copy_value(in, row, lane);
     }
     if (head < HEADS) {
         __half *to = q + ((size_t)token * HEADS + head) * HEAD_DIM;

@@ -1,0 +1,202 @@
+"""Layers of different sizes, that share keys and values, and that read more of a token than the stream (Gemma 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from decode_steps import decoded, far
+from numpy.typing import NDArray
+from tiny_llama import SHAPES, TYPE, rewritten, write
+
+from tegrad.bench.plans import DryDevice
+from tegrad.hw.chips import CHIPS
+from tegrad.llm.arch import Config
+from tegrad.llm.batch import Batch
+from tegrad.llm.cache import KvCache
+from tegrad.llm.engine import Engine
+from tegrad.llm.errors import GgufError, UnsupportedModelError
+from tegrad.llm.footprint import Footprint
+from tegrad.llm.gguf import Gguf
+from tegrad.llm.network import InputGate
+from tegrad.llm.packed import PackedModel
+from tegrad.llm.persistent import check_block
+from tegrad.llm.prefill import Prefill
+from tegrad.llm.reference import Past, Reference
+from tegrad.llm.rows import check, floats
+from tegrad.nv.gpu import opened
+
+SMALL = replace(SHAPES["gemma4 small"], context=200, vocab=97)
+"""Nine layers: the last three take keys and values of the two before them, and have wider feed-forwards."""
+LARGE = replace(SHAPES["gemma4"], context=200, vocab=99)
+"""Six, of which those without a window have other heads, whose values are keys."""
+TOKENS = np.random.default_rng(3).integers(0, 97, 150).tolist()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("sizes") / "model.gguf", SMALL, TYPE.Q8_0)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("sizes") / "large.gguf", LARGE, TYPE.Q8_0)
+
+
+@pytest.fixture(scope="module")
+def expected(path: Path) -> np.ndarray:
+    return Reference(path).logits(TOKENS)
+
+
+def config(path: Path) -> Config:
+    with Gguf.open(path) as file:
+        return Config.read(file)
+
+
+def test_each_layer_has_its_own_sizes(path: Path, large: Path) -> None:
+    made = config(path)
+    assert [made.at(at).head_dim for at in range(9)] == [256, 256, 512] * 3
+    assert [made.at(at).ffn for at in range(9)] == [512] * 6 + [1024] * 3
+    assert [op.source for op in made.network.attends] == [None] * 6 + [4, 4, 5]
+    assert [len(made.network.project(at).matrices) for at in range(9)] == [3] * 6 + [1] * 3
+    assert (made.projected, made.mixed, made.ffn, made.size("inputs")) == (4 * 512 + 2 * 512, 2048, 1024, 9 * 64)
+    other = config(large)
+    assert [(other.at(at).head_dim, other.at(at).kv_heads) for at in range(6)] == [(64, 4), (64, 4), (128, 2)] * 2
+    assert [op.values_are_keys for op in other.network.attends] == [False, False, True] * 2
+    assert not any(isinstance(op, InputGate) for _, op in other.network.operations())
+    assert other.network.last_add.scale is not None
+
+
+def test_layers_that_share_keys_and_values_have_one_cache(path: Path) -> None:
+    device = DryDevice(CHIPS["gh100"])
+    with KvCache(device, config(path), 200, ahead=16) as cache:
+        found = cache.layers
+        assert [layer.rows for layer in found] == [64, 64, 200] * 3
+        assert [found[at].keys.va_addr for at in (6, 7, 8)] == [found[at].keys.va_addr for at in (4, 4, 5)]
+        assert len({layer.keys.va_addr for layer in found}) == 6
+        assert device.taken == 2 * 2 * (4 * 64 * 256 + 2 * 200 * 512)
+
+
+def test_the_reference_goes_on_after_what_was_said(path: Path, expected: np.ndarray) -> None:
+    reference, past = Reference(path), Past()
+    found = [reference.logits(TOKENS[first:last], past) for first, last in ((0, 1), (1, 3), (3, 50))]
+    np.testing.assert_allclose(np.concatenate(found), expected[:50], atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["per_layer_token_embd.weight", "per_layer_model_proj.weight", "per_layer_proj_norm.weight",
+     "blk.7.inp_gate.weight", "blk.7.proj.weight", "blk.7.post_norm.weight", "blk.7.layer_output_scale.weight",
+     "blk.4.attn_v.weight", "blk.5.attn_k.weight"],
+)  # fmt: skip
+def test_every_tensor_counts(path: Path, expected: np.ndarray, name: str) -> None:
+    """So that the other tests are tests of it."""
+    reference = Reference(path)
+    reference.weights[name][:] *= np.float32(-1 if "proj.weight" in name else 0.3)  # what a norm would undo
+    assert far(reference.logits(TOKENS[:50]), expected[:50]) > (0.02 if name == "blk.4.attn_v.weight" else 0.1)
+
+
+def steps(path: Path, device: str, tokens: list[int]) -> NDArray[np.float32]:
+    return decoded(path, opened(device), tokens)
+
+
+def overlapped(path: Path, device: str, tokens: list[int]) -> NDArray[np.float32]:
+    return decoded(path, opened(device), tokens, q8=True, overlap=True)
+
+
+def prompt(path: Path, device: str, tokens: list[int]) -> NDArray[np.float32]:
+    with (
+        PackedModel.load(path, "NV") as model,
+        KvCache(model.device, model.config, 64) as cache,
+        Prefill(model, cache, sizes=(16,)) as prefill,
+    ):
+        return prefill.score(tokens)
+
+
+def batch(path: Path, device: str, tokens: list[int]) -> NDArray[np.float32]:
+    """The last token's, beside two others."""
+    with PackedModel.load(path, "NV") as model, Batch(model, slots=3, positions=64, sizes=(48,)) as made:
+        first, *_ = [made.join(tokens[at:], limit=len(tokens) - at) for at in range(3)]
+        while not first.finished:
+            made.step()
+        return floats(model.device, made.logits, model.config.vocab)[None].copy()
+
+
+@pytest.mark.board
+@pytest.mark.parametrize("way", [steps, pytest.param(overlapped, marks=pytest.mark.long), prompt, batch])
+@pytest.mark.parametrize("name", ["path", pytest.param("large", marks=pytest.mark.long)])
+def test_steps_prompts_and_batches_are_the_references(
+    name: str, way: Callable[[Path, str, list[int]], NDArray[np.float32]], request: pytest.FixtureRequest, device: str
+) -> None:
+    path, tokens = request.getfixturevalue(name), TOKENS[:24]
+    expected = Reference(path).logits(tokens)
+    found = way(path, device, tokens)
+    off = (found - expected[-len(found) :]) / expected.std()
+    assert np.sqrt((off**2).mean()) < (0.05 if way in (steps, overlapped) else 5e-3)
+
+
+@pytest.mark.board
+@pytest.mark.parametrize("kind", [TYPE.Q8_0, TYPE.F16])
+def test_what_layers_read_beside_the_stream_is_made_by_any_matrix(tmp_path: Path, device: str, kind: TYPE) -> None:
+    """Converters leave it in halves; whoever quantizes it has it quantized."""
+    path = write(tmp_path / "model.gguf", SMALL, TYPE.Q8_0, kinds={"per_layer_model_proj": kind})
+    found = decoded(path, opened(device), TOKENS[:6])
+    assert far(found, Reference(path).logits(TOKENS[:6])) < 0.2
+
+
+@pytest.mark.board
+@pytest.mark.long
+def test_a_conversation_goes_on_around_shared_rings(path: Path, device: str, expected: np.ndarray) -> None:
+    with Gguf.open(path) as file, Engine(file, 200, device=device, short=8, chunks=(16,)) as engine:
+        for first, last in ((0, 100), (100, 103), (103, 140)):
+            assert far(engine.feed(TOKENS[first:last]), expected[last - 1]) < 0.2
+        engine.reset(20)
+        assert far(engine.feed(TOKENS[20:30]), expected[29]) < 0.2
+
+
+def test_one_launch_refuses_them(path: Path, large: Path) -> None:
+    for made in (config(path), config(large)):
+        with pytest.raises(UnsupportedModelError, match="does not run gemma4: its layers differ"):
+            check_block(made)
+
+
+def test_prompts_take_what_is_not_quantized_as_it_is(path: Path) -> None:
+    with Gguf.open(path) as file:
+        check(file)
+        assert Footprint.of(file).weights > 0
+
+
+SHARED = "gemma4.attention.shared_kv_layers"
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "why"),
+    [
+        ({SHARED: 2}, GgufError, f"{SHARED} = 2 of 9 layers"),
+        ({SHARED: 8}, GgufError, f"{SHARED} = 8 of 9 layers"),
+        ({"gemma4.feed_forward_length": [512] * 8}, GgufError, "for 9 layers"),
+        ({"gemma4.feed_forward_length": [512] * 9}, GgufError, "'blk.6.ffn_gate.weight' has the shape"),
+        ({"gemma4.attention.head_count_kv": 3}, GgufError, "4 heads, 3 key heads of 256"),
+        ({"gemma4.attention.value_length_swa": 128}, UnsupportedModelError, "values of another size than keys"),
+        ({"gemma4.rope.dimension_count_swa": 512}, GgufError, "1 key heads of 256, rope over 512"),
+        ({"gemma4.embedding_length_per_layer_input": 0}, UnsupportedModelError, "the tensor 'blk.0.post_norm.weight'"),
+        ({"gemma4.expert_count": 128}, UnsupportedModelError, "is a mixture of experts"),
+        ({"tensor": "per_layer_proj_norm.weight"}, GgufError, "lacks the tensor 'per_layer_proj_norm.weight'"),
+        ({"tensor": "blk.5.attn_k.weight"}, GgufError, "lacks the tensor 'blk.5.attn_k.weight'"),
+    ],
+)
+def test_files_that_contradict_themselves_or_ask_for_more_are_refused(
+    path: Path, tmp_path: Path, changes: dict[str, Any], error: type[Exception], why: str
+) -> None:
+    with pytest.raises(error, match=why):
+        config(rewritten(path, tmp_path / "changed.gguf", **changes))
+
+
+def test_rows_that_are_no_whole_runs_are_refused_by_our_kernels(tmp_path: Path) -> None:
+    made = config(write(tmp_path / "model.gguf", replace(LARGE, ffn=96), TYPE.F16))
+    with pytest.raises(UnsupportedModelError, match="of different sizes are run where rows of weights are whole runs"):
+        made.filled()
