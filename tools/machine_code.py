@@ -38,7 +38,7 @@ MODELS = (
     "8b-q4k", "qwen2.5-0.5b-q8_0", "qwen3-0.6b-q6k", "gpt2-q6k", "gpt2-f16",
     "gemma2-2b-q6k", "gemma3-1b-q4km", "gemma3-1b-f16", "phi4-mini-q4km", "smollm3-3b-q4km", "granite3.1-2b-q4k",
     "olmo2-1b-q4k", "olmo2-1b-f16", "ministral3-3b-q4k", "glm4-9b-q4km", "hunyuan-1.8b-q4k", "nemotron-mini-4b-q4k",
-    "tiny-aya-q4km", "phi2-q4k", "lfm2-1.2b-q4km", "qwen3.5-0.8b-q4km",
+    "tiny-aya-q4km", "phi2-q4k", "lfm2-1.2b-q4km", "qwen3.5-0.8b-q4km", "gemma4-e2b-q4km",
 )  # fmt: skip
 """Every format with llama; the others' biases, norms, halves of rows and positions; an output of its own (8b); windows,
 caps, norms after blocks, partial rotation, scales, large groups, norms after rotations, squared ReLUs and parallel

@@ -213,11 +213,11 @@ def _row(chip: Chip, group: Sequence[Launch], weights: Mapping[int, PackedMatrix
 
 
 def weight_bytes(launch: Launch, weights: Mapping[int, PackedMatrix]) -> int:
-    """Bytes of the matrices that a launch reads; of an embedding, a row. A step in one launch reads all of them."""
+    """Bytes of the matrices that a launch reads; of a table, a row. A step in one launch reads all of them."""
     if launch.program.name in TOGETHER:
         return sum(matrix.nbytes for matrix in weights.values())
     read = {buffer.va_addr: weights[buffer.va_addr] for buffer in launch.buffers if buffer.va_addr in weights}
-    if launch.program.name.startswith("embed"):
+    if launch.program.name.startswith(("embed", "inputs")):
         return sum(matrix.kind.row_bytes(matrix.columns) for matrix in read.values())
     return sum(matrix.nbytes for matrix in read.values())
 

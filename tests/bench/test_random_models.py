@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tegrad.bench import models
+from tegrad.bench.quality import small
 from tegrad.llm.arch import Config
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.reference import Reference
@@ -41,6 +42,9 @@ PUBLISHED = {
     "hunyuan-1.8b": 1_791_080_448,
     "qwen3.5-0.8b": 752_393_024,  # without images, summed up by hand, as the next one
     "qwen3.5-4b": 4_205_751_296,
+    "gemma4-e2b": 4_628_569_379,  # with what sees and hears 5.1 and 8 billion
+    "gemma4-e4b": 7_463_013_418,
+    "gemma4-31b": 30_697_345_340,
     "lfm2-350m": 354_483_968,
     "lfm2-1.2b": 1_170_340_608,
     "lfm2-2.6b": 2_569_272_320,
@@ -76,7 +80,9 @@ ROTATED = {
     "jais2-8b": 64,
 }
 SMALL = {
-    name: replace(
+    name: replace(small(shape), vocab=600, context=256)
+    if shape.arch == "gemma4"
+    else replace(
         shape,
         dim=256,
         ffn=512,
@@ -130,7 +136,7 @@ def test_weights_have_the_deviation_that_keeps_a_products_size(kind: str) -> Non
         *(("nemotron-mini-4b", "q4k"), ("afm-4.5b", "q4k"), ("hunyuan-1.8b", "q4k")),
         *(("tiny-aya", "q4km"), ("command-r7b", "q6k"), ("phi2", "q4km"), ("stablelm-3b", "q4k")),
         *(("aya-expanse-8b", "q4k"), ("pythia-1b", "q8_0"), ("jais2-8b", "q4km")),
-        *(("qwen3.5-0.8b", "q8_0"), ("qwen3.5-4b", "q5_0")),
+        *(("qwen3.5-0.8b", "q8_0"), ("qwen3.5-4b", "q5_0"), ("gemma4-e2b", "q8_0"), ("gemma4-31b", "q4km")),
         *(("lfm2-350m", "q8_0"), ("lfm2-1.2b", "q5_0"), ("lfm2-2.6b", "q6k")),
     ],
 )

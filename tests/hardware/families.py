@@ -43,10 +43,10 @@ TOKENS: Final = 41
 JOBS: Final = 8
 LIMITS: Final = {
     ("many", "F16"): 2e-3, ("one", "F16"): 2e-3, ("many", "Q8_0"): 0.05, ("one", "Q8_0"): 0.05,
-    ("prompt", "F16"): 5e-3, ("batch", "F16"): 5e-3, ("prompt", "Q8_0"): 5e-3, ("batch", "Q8_0"): 5e-3,
+    ("prompt", "F16"): 5e-3, ("batch", "F16"): 5e-3, ("prompt", "Q8_0"): 5e-3, ("batch", "Q8_0"): 7.5e-3,
 }  # fmt: skip
 """Of root mean squares. Steps round what packed matrices read to int8; prompts and batches round all that is read to
-halves. Q8_0's are those of all packed formats."""
+halves. Q8_0's are those of all packed formats. A batch's are of one token, whose distance varies more."""
 DEEP: Final = 3
 """Times as much of a model of many layers, each of which rounds anew: 64, where others have at most five. llama.cpp on
 a CPU is as far from the reference on these files as our steps (docs/notebook.md)."""

@@ -87,8 +87,8 @@ constexpr int LOADS = ATTENTION_LOADS;
 #else
 constexpr int LOADS = GROUP <= 2 ? 8 : 4;  // what the registers of 12 warps hold, or of 8 for large groups
 #endif
-constexpr int EACH = HEAD_DIM <= 256 ? 8 : 16;  // elements of a row in a lane
-constexpr int SHARES = HEAD_DIM / EACH;           // of a row
+enum { EACH = HEAD_DIM <= 256 ? 8 : 16 };  // elements of a row in a lane
+constexpr int SHARES = HEAD_DIM / EACH;  // of a row
 constexpr int LANES = SHARES <= 1 ? 1 : SHARES <= 2 ? 2 : SHARES <= 4 ? 4 : SHARES <= 8 ? 8 : SHARES <= 16 ? 16 : 32;
 constexpr int ROWS = 32 / LANES;
 constexpr int TILE = ROWS * LOADS;

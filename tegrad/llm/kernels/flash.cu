@@ -15,12 +15,13 @@ constexpr int ROWS = WARPS * 16, THREADS = WARPS * 32;
 #include "flash.cuh"
 #include "overlap.cuh"
 
-constexpr int WIDTH = HEAD_DIM / PARTS;    // of what a block mixes
+enum {
+    WIDTH = HEAD_DIM / PARTS,  // of what a block mixes
+    VALUE_STRIDE = WIDTH * 2 + 16,
+    HELD = PARTS == 1,  // a warp has its queries in registers
+};
 constexpr int STRIDE = HEAD_DIM * 2 + 16;  // an odd number of 16-byte chunks: eight rows lie in different banks
-constexpr int VALUE_STRIDE = WIDTH * 2 + 16;
 constexpr int SIDE_BYTES = TILE * STRIDE, STAGE_BYTES = SIDE_BYTES + TILE * VALUE_STRIDE;
-constexpr bool HELD = PARTS == 1;  // a warp has its queries in registers
-constexpr int QUERY_BYTES = HELD ? 0 : ROWS * STRIDE;
 constexpr unsigned ALL = 0xffffffffu;
 static_assert(BLOCK_POSITIONS % TILE == 0, "a tile lies in one block");
 static_assert(HEAD_DIM % 16 == 0 && TILE % 16 == 0, "whole fragments");
@@ -127,7 +128,7 @@ extern "C" __global__ void BOUNDS flash(
     }
     const Tiles seen(start, count, block);
 
-    const unsigned queries = shared_address(memory), stages = queries + QUERY_BYTES;
+    const unsigned queries = shared_address(memory), stages = queries + (HELD ? 0 : ROWS * STRIDE);
     const unsigned begun = stages + seen.first % 2 * STAGE_BYTES;
     copy_side(begun, keys, key_scales, blocks, seen.first * TILE, seen.end);
     copy_side<WIDTH>(begun + SIDE_BYTES, values, value_scales, blocks, seen.first * TILE, seen.end);

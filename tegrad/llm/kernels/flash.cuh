@@ -12,7 +12,7 @@
 #endif
 
 constexpr int GROUP = HEADS / KV_HEADS;
-constexpr int PARTS = HEAD_DIM > 256 ? 2 : 1;
+enum { PARTS = HEAD_DIM > 256 ? 2 : 1 };
 constexpr int STEPS = HEAD_DIM / 16, NT = TILE / 8, ND = HEAD_DIM / PARTS / 8;
 constexpr float NONE = -1e30f;
 static_assert(HEADS % KV_HEADS == 0, "whole groups");
