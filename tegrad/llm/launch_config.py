@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import gcd
 from typing import Final
 
+from tegrad.hw.chips import by_arch
 from tegrad.llm.chips import Role, Tuning, kernels_of
 from tegrad.llm.formats import PLAIN, SEGMENT
 from tegrad.llm.matvec import BEST_ROWS, LaunchConfig, Product, least_rows
 
+MOST_WARPS: Final = 16
 SM_REGISTERS: Final = 65536
 """Of an SM: CUDA programming guide, compute capabilities 8.0 to 9.0."""
 OWN_REGISTERS: Final = 42
@@ -17,9 +20,20 @@ ACTIVATION_REGISTERS: Final = 12
 """Fewer where it does not keep them: 24 hold them, some of which it needs all the same."""
 
 
+LONG: Final = 4
+"""Rounds of a CTA's warps from which on two CTAs share an SM rather than that some SMs take two and others one."""
+SHARED_WARPS: Final = 12
+"""Of each of them, at most."""
+
+
 def launch_config(product: Product, role: Role, arch: str) -> LaunchConfig:
     """The launch configuration of a product on a chip such as sm_90: the table's, made to fit the product's shape."""
-    return fit(product, kernels_of(arch).products[role])
+    tuning, chip = kernels_of(arch).products[role], by_arch(arch)
+    made = fit(product, tuning)
+    rounds, sms = product.items(made) / made.warps, chip.sm_count if chip is not None else 0
+    if tuning.ctas == 1 and rounds >= LONG and sms < product.grid(made) <= 2 * sms:
+        return fit(product, replace(tuning, warps=SHARED_WARPS, ctas=2))
+    return made
 
 
 def fit(product: Product, tuning: Tuning) -> LaunchConfig:
@@ -31,12 +45,21 @@ def fit(product: Product, tuning: Tuning) -> LaunchConfig:
     per_row = product.columns // SEGMENT
     if product.columns % SEGMENT == 0 and per_row > 1 and warps >= per_row:
         warps -= warps % per_row  # a warp then meets the same columns in every item, and keeps its activations
+    elif product.packed and product.columns % SEGMENT:
+        warps = _balanced(items, warps, product.columns // gcd(product.columns, SEGMENT), tuning.warps)
     # Fewer warps than a CTA may have keep as much in flight.
     ahead, ctas = min(-(-items // warps), tuning.ahead * tuning.warps // warps), tuning.ctas
     cut = replace(made, warps=warps, ahead=ahead, ctas=ctas, keep=tuning.keep)
     while cut.ctas > 1 and in_flight(product, cut) < min(ahead, 2):
         cut = replace(cut, ctas=cut.ctas - 1)
     return replace(cut, ahead=max(1, min(ahead, in_flight(product, cut))))
+
+
+def _balanced(items: int, warps: int, period: int, most: int) -> int:
+    """Warps of which each has as many items: a few more, if columns then repeat, or fewer, down to half of them."""
+    more = range(-(-warps // period) * period, min(MOST_WARPS, most + period - 1) + 1, period)
+    fewer = range(warps, warps // 2 - 1, -1)
+    return next((at for at in (*more, *fewer) if at and items % at == 0), warps)
 
 
 def in_flight(product: Product, cut: LaunchConfig) -> int:
