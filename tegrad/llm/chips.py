@@ -17,7 +17,8 @@ class Tuning:
     """What to aim at for a role.
 
     Rows of a CTA; items of a warp, and how many of them in flight at most; warps of a CTA at most; CTAs of an SM at
-    least; whether activations are kept in registers.
+    least; whether activations are kept in registers; whether warps have as many items each, where rows are no whole
+    segments, though that may take a few more of them.
     """
 
     rows: int = 16
@@ -26,6 +27,7 @@ class Tuning:
     warps: int = 16
     ctas: int = 1
     keep: bool = True
+    even: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,10 @@ have twice the rows in flight that 12 have registers for, which is quicker; an O
 memory busy."""
 
 _SM_90: Final[Mapping[Role, Tuning]] = {
-    "qkv": Tuning(items=1),
-    "output": Tuning(items=1),
-    "gate": Tuning(items=4, ahead=2, warps=8, ctas=3),
-    "down": Tuning(items=4),
+    "qkv": Tuning(items=1, even=True),
+    "output": Tuning(items=1, even=True),
+    "gate": Tuning(items=4, ahead=2, warps=8, ctas=3, even=True),
+    "down": Tuning(items=4, even=True),
     "logits": Tuning(rows=64, items=8, ahead=2, warps=8, ctas=3),
 }
 """A product with about as many CTAs as the chip has SMs asks for all its weights at once; a larger one keeps 80 KB an
