@@ -46,7 +46,7 @@ def fit(product: Product, tuning: Tuning) -> LaunchConfig:
     if product.columns % SEGMENT == 0 and per_row > 1 and warps >= per_row:
         warps -= warps % per_row  # a warp then meets the same columns in every item, and keeps its activations
     elif tuning.even and product.packed and product.columns % SEGMENT:
-        warps = _even(items, warps, product.columns // gcd(product.columns, SEGMENT), tuning.warps)
+        warps = _even(items, warps, product.columns // gcd(product.columns, SEGMENT))
     # Fewer warps than a CTA may have keep as much in flight.
     ahead, ctas = min(-(-items // warps), tuning.ahead * tuning.warps // warps), tuning.ctas
     cut = replace(made, warps=warps, ahead=ahead, ctas=ctas, keep=tuning.keep)
@@ -55,10 +55,10 @@ def fit(product: Product, tuning: Tuning) -> LaunchConfig:
     return replace(cut, ahead=max(1, min(ahead, in_flight(product, cut))))
 
 
-def _even(items: int, warps: int, period: int, most: int) -> int:
-    """Warps of which each has as many items: a few more than `most`, if columns then repeat, or fewer that take no more
+def _even(items: int, warps: int, period: int) -> int:
+    """Warps of which each has as many items: up to a quarter more, if columns then repeat, or fewer that take no more
     rounds."""
-    more = range(-(-warps // period) * period, min(MOST_WARPS, most + period - 1) + 1, period)
+    more = range(-(-warps // period) * period, min(MOST_WARPS, warps + warps // 4) + 1, period)
     fewer = range(warps, -(-items // -(-items // warps)) - 1, -1)
     return next((at for at in (*more, *fewer) if items % at == 0), warps)
 
