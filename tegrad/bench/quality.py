@@ -171,11 +171,11 @@ PROMPT_TOKENS: Final = 512
 
 def small(shape: models.ModelShape) -> models.ModelShape:
     """The family of a shape, small enough for the board."""
+    if ARCHES[shape.arch].sized:
+        return _small_sized(shape)
     head_dim = shape.head_dim if 512 % shape.head_dim == 0 else 64
     heads, layers = 512 // head_dim, {"gemma3": 6, "smollm3": 4, "cohere2": 4, "qwen35": 4}.get(shape.arch, 3)
     own = {"ssm.time_step_rank": 4, "ssm.group_count": 2, "ssm.inner_size": 512} if shape.arch == "qwen35" else {}
-    if ARCHES[shape.arch].sized:
-        return _small_sized(shape)
     return replace(
         shape, dim=512, head_dim=head_dim, ffn=1024, layers=layers, heads=heads,
         kv_heads=heads if shape.kv_heads == shape.heads else 2, vocab=1024, specials=min(shape.specials, 1000),

@@ -7,7 +7,7 @@ a row of `ARCHES`; what a file has beyond its family's row is refused by name.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import sqrt
@@ -131,8 +131,8 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class PerLayer:
-    """The tensors of what layers read of a token beside the stream (`network.LayerInputs`), and of what they make of
-    it. A model may have none."""
+    """The tensors of per-layer inputs (`network.LayerInputs`), and of what layers make of them. A model may have
+    none."""
 
     table: Spec
     matrix: Spec
@@ -237,11 +237,11 @@ class Arch:
         )
 
     def _inputs(self, config: Config) -> LayerInputs | None:
-        """What layers read beside the stream."""
-        if self.per_layer is None or not config.given:
+        """Per-layer inputs."""
+        if self.per_layer is None or not config.layer_input:
             return None
         own = self.per_layer
-        return LayerInputs(own.table, own.matrix, own.norm, sqrt(config.given), 1 / sqrt(config.dim))
+        return LayerInputs(own.table, own.matrix, own.norm, sqrt(config.layer_input), 1 / sqrt(config.dim))
 
     def _block(self, config: Config, form: LayerForm) -> Block:
         """The operations of a layer of so many elements."""
@@ -277,10 +277,10 @@ class Arch:
         hidden = Add(self.down, "hidden", norm(self.ffn_post_norm))
         if self.parallel:
             return project, gate, mixer, hidden, mixed
-        if (by := self.per_layer) is None or not config.given:
+        if (by := self.per_layer) is None or not config.layer_input:
             return project, mixer, mixed, gate, replace(hidden, scale=self.layer_scale)
-        given = Add(by.output, "given", norm(by.post_norm), self.layer_scale)
-        return project, mixer, mixed, gate, hidden, InputGate(by.gate, self.activation), given
+        gated = Add(by.output, "gated", norm(by.post_norm), self.layer_scale)
+        return project, mixer, mixed, gate, hidden, InputGate(by.gate, self.activation), gated
 
 
 SCALES: Final = ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
@@ -293,7 +293,7 @@ PATTERN: Final = "attention.sliding_window_pattern"
 SHARED_LAYERS: Final = "attention.shared_kv_layers"
 """Last layers that take keys and values of earlier ones."""
 INPUT_LENGTH: Final = "embedding_length_per_layer_input"
-"""Elements that a layer reads of a token beside the stream."""
+"""Elements of a layer's own input."""
 TEMPERATURE: Final = "attention.temperature_scale"
 """`Temperature.scale`; its period is the context before YaRN."""
 NEXT: Final = "nextn_predict_layers"
@@ -306,7 +306,7 @@ LOCAL_BASE: Final = ("rope.freq_base_swa", "rope.local.freq_base")
 LOCAL_SIZES: Final = ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa")
 """Of heads of such layers, and of what is rotated of them."""
 FREQUENCIES: Final = ("rope_freqs.weight",)
-"""Llama 3.1's scaling for long contexts."""
+"""Llama 3.1's scaling for long contexts; which pairs of Gemma 4's do not rotate (1e30)."""
 LONG_ROPE: Final = ("rope_factors_short.weight", "rope_factors_long.weight")
 """LongRoPE's (arXiv:2402.13753)."""
 
@@ -681,10 +681,12 @@ class Config:
     layers: int
     dim: int
     ffn: int
+    """The most of any layer."""
     heads: int
     kv_heads: int
+    """The most of any layer."""
     head_dim: int
-    """Elements of a query or key head."""
+    """Elements of a query or key head, in a layer without a window; `at` has the others'."""
     value_dim: int
     """Elements of a value head."""
     eps: float
@@ -715,8 +717,8 @@ class Config:
     """of queries and keys,"""
     state: int = 0
     """and elements of each."""
-    given: int = 0
-    """Elements that a layer reads of a token beside the stream."""
+    layer_input: int = 0
+    """Elements of a layer's own input beside the stream, as Gemma 4 has it."""
     ahead: int = 0
     """Blocks of the file behind its layers, whose tensors are left alone."""
     own: Config | None = None
@@ -746,7 +748,7 @@ class Config:
         dim = self.dim if self.arch.norm == "layer" else dim
         if (dim, ffn, kv_heads) == (self.dim, self.ffn, self.kv_heads):
             return self
-        if any(self.at(at) is not self for at in range(self.layers)):
+        if self.layers_differ:
             raise UnsupportedModelError(
                 f"layers of different sizes are run where rows of weights are whole runs of {LANE_WEIGHTS}: choose "
                 "another model"
@@ -765,9 +767,14 @@ class Config:
             own=self,
         )
 
-    def at(self, layer: int) -> Config:
-        """The sizes of a layer."""
-        return self._at.get(layer, self)
+    def at(self, layer: int | None) -> Config:
+        """The sizes of a layer, or, with None, the model's."""
+        return self if layer is None else self._at.get(layer, self)
+
+    @property
+    def layers_differ(self) -> bool:
+        """Whether a layer has sizes of its own."""
+        return bool(self._at)
 
     @cached_property
     def _at(self) -> Mapping[int, Config]:
@@ -851,8 +858,8 @@ class Config:
             "state": self.state,
             "delta_heads": self.delta_heads,
             "inner": self.delta_heads * self.state,
-            "input": self.given,
-            "inputs": self.layers * self.given,
+            "input": self.layer_input,
+            "inputs": self.layers * self.layer_input,
             "one": 1,
             "channels": (2 * self.delta_keys + self.delta_heads) * self.state,
         }
@@ -873,20 +880,19 @@ class Config:
     @property
     def projected(self) -> int:
         """Elements that a layer's `Project` makes, at most."""
-        net = self.network
-        return max(sum(self.at(at).size(spec.shape[0]) for spec in net.project(at).matrices) for at in self._kinds)
+        net, layers = self.network, range(self.layers)
+        return max(sum(self.at(at).size(spec.shape[0]) for spec in net.project(at).matrices) for at in layers)
+
+    @property
+    def queries(self) -> int:
+        """Elements of a layer's queries, at most."""
+        return max(self.at(at).size("query") for at in range(self.layers))
 
     @property
     def mixed(self) -> int:
         """Elements that are mixed in a layer, at most."""
-        adds = [(at, op) for at in self._kinds for op in self.network.blocks[at] if isinstance(op, Add)]
-        return max(self.at(at).size(add.matrix.shape[1]) for at, add in adds if add.reads == "mixed")
-
-    @property
-    def _kinds(self) -> Iterable[int]:
-        """A layer of each kind whose products differ in size."""
-        forms = enumerate(self.layer_forms)
-        return {(form.instead, form.source is None, form.head_dim, form.kv_heads): at for at, form in forms}.values()
+        adds = [(at, op) for at, op in self.network.operations() if isinstance(op, Add) and op.reads == "mixed"]
+        return max(self.at(at).size(add.matrix.shape[1]) for at, add in adds)
 
     @classmethod
     def read(cls, file: Gguf) -> Self:
@@ -952,7 +958,7 @@ class Config:
             logit_scale=(scales.get("logit_scale") or 1.0) ** (1 if arch.logits_multiplied else -1),
             temperature=_temperature(get, arch, context),
             **_instead(get, arch),
-            given=_given(get, arch),
+            layer_input=_layer_input(get, arch),
             ahead=ahead,
         )
         config = replace(config, forms=_sized(get, config)) if arch.sized else config
@@ -1003,14 +1009,14 @@ class Config:
                 name = tensor_name(spec, layer, "bias")
                 if spec.bias == "must":
                     file.tensor(name)
-                bias = self.vector(file, name, (self if layer is None else self.at(layer)).size(spec.shape[0]))
+                bias = self.vector(file, name, self.at(layer).size(spec.shape[0]))
                 if bias is not None:
                     yield bias
 
     def check(self, file: Gguf, spec: Spec, layer: int | None = None) -> TensorInfo:
         """The tensor of a spec, its shape checked: its own rows where it lies in a stack."""
         info, stack = file.tensor(stored_name(spec, layer)).shaped(len(spec.shape)), spec.stack
-        sizes = self if layer is None else self.at(layer)
+        sizes = self.at(layer)
         own = tuple(sizes.size(name) for name in spec.shape)
         expected = own if stack is None else (sum(map(sizes.size, stack.sizes)), *own[1:])
         if info.shape != expected:
@@ -1072,7 +1078,8 @@ def _refuse(get: _Reader, arch: Arch) -> None:
 
 
 def _as_stored(config: Config, file: Gguf) -> Arch:
-    """The family, its queries, keys and values in one tensor or three as the file has them, and with biases or none."""
+    """The family, its queries, keys and values in one tensor or three as the file has them, and with biases or none;
+    without the layers' scales where the file has none."""
     arch, first = config.arch, next(at for at, form in enumerate(config.layer_forms) if not form.instead)
     if arch.layer_scale is not None and tensor_name(arch.layer_scale, first) not in file.tensors:
         arch = replace(arch, layer_scale=None)
@@ -1088,7 +1095,7 @@ def _as_stored(config: Config, file: Gguf) -> Arch:
 
 
 def _with_values(config: Config, file: Gguf) -> tuple[LayerForm, ...]:
-    """Each layer's form, of which some families' layers have no values but what their keys are made of."""
+    """Each layer's form: one without a matrix of values takes what its keys are made of."""
     if not config.arch.sized:
         return config.forms
     return tuple(
@@ -1097,8 +1104,8 @@ def _with_values(config: Config, file: Gguf) -> tuple[LayerForm, ...]:
     )
 
 
-def _given(get: _Reader, arch: Arch) -> int:
-    """Elements that a layer reads of a token beside the stream."""
+def _layer_input(get: _Reader, arch: Arch) -> int:
+    """Elements of a layer's own input."""
     key = f"{arch.name}.{INPUT_LENGTH}"
     return get.size(key) if arch.per_layer is not None and get.optional(key, int, 0) else 0
 
@@ -1128,7 +1135,7 @@ def _sized(get: _Reader, config: Config) -> tuple[LayerForm, ...]:
     for at in range(first, layers):
         own = forms[at]
         source = first - (1 if own.window is None else 2)
-        like = forms[source] if source >= 0 and first >= 2 else None
+        like = forms[source] if first >= 2 else None
         if like is None or (like.window, like.head_dim, like.kv_heads) != (own.window, own.head_dim, own.kv_heads):
             raise get.file.corrupt(f"{key} = {shared} of {layers} layers")
         forms[at] = replace(own, source=source)

@@ -42,11 +42,6 @@ MOST_GROUP_READS: Final = 32768
 seven groups were quicker at 4,000 positions; more were not tried."""
 
 
-def made_of(op: Attend) -> int:
-    """How many of keys and values are made of a token; where it is one, keys are values."""
-    return 0 if op.source is not None else 1 if op.values_are_keys else 2
-
-
 @dataclass(frozen=True, slots=True)
 class Scoring:
     """What only some layers do with scores: a scale that is not a head's usual one, a cap, a window of positions, a
@@ -115,7 +110,7 @@ class Attention:
     gated: bool = False
     """As `network.Attend.gated`."""
     made: int = 2
-    """Of keys and values, how many are made of the token: 1, where keys are values; 0, where the cache has both."""
+    """As `network.Attend.made`."""
     unit_values: bool = False
     """As `network.Attend.unit_values`."""
 
@@ -132,7 +127,7 @@ class Attention:
             op.rope.dim // 2 if op.rope.dim else None, config.head_eps if op.query_norm is not None else None,
             cache, device.sm_count, sequences, floats, quantized, halves, device.arch, tuning,
             Scoring.of(config, op, positions), op.norms, positions if rows < positions else None,
-            blocks, op.gated, made_of(op), op.unit_values,
+            blocks, op.gated, op.made, op.unit_values,
         )  # fmt: skip
 
     def __post_init__(self) -> None:

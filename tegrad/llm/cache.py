@@ -4,7 +4,8 @@ Of each layer there is a buffer for keys and one for values, (slots, kv heads, p
 with f16 scales of 32 elements each in buffers of their own. Keys are stored rotated. A layer that attends within a
 window has no more rows than the window and a chunk of a prompt need, and position p lies in row p % rows. So it is
 with a layer that convolves, which has one buffer (slots, rows, elements) of float32. A delta net's state is as long for
-any number of positions.
+any number of positions. Heads may differ from layer to layer, and a layer that attends to an earlier one's keys and
+values has that layer's buffers.
 
 In a cache made of `blocks`, layers that keep all positions are pools (blocks, kv heads, BLOCK_POSITIONS, head dim), and
 position p of a slot lies in block `table[slot][p // BLOCK_POSITIONS]`, the same one in each of these layers.
@@ -80,7 +81,8 @@ def held(op: Mixer, positions: int, ahead: int, slots: int = 1, blocks: int | No
 
 
 def bytes_of(config: Config, op: Mixer, rows: int, q8: bool) -> int:
-    """Bytes that a layer's keys and values of so many positions take, or what it keeps of them to convolve."""
+    """Bytes that a layer's keys and values of so many positions take, or what it keeps of them to convolve; `config` is
+    the layer's (`Config.at`)."""
     if not isinstance(op, Attend):
         return 4 * config.convolved(op) * rows
     elements = config.kv_heads * config.head_dim * rows
@@ -103,15 +105,12 @@ class KvCache(Closing):
         self, device: Gpu, config: Config, positions: int, slots: int = 1, *, q8: bool = False, ahead: int = AHEAD,
         blocks: int | None = None,
     ) -> None:  # fmt: skip
-        for own in map(config.at, range(config.layers)):
-            if own.value_dim != own.head_dim:
-                raise UnsupportedModelError(
-                    f"heads of {own.head_dim} keys and {own.value_dim} values: our kernels need them alike"
-                )
-            if q8 and own.head_dim % BLOCK:
-                raise UnsupportedModelError(
-                    f"a q8_0 cache has blocks of 32, which heads of {own.head_dim} are not made of"
-                )
+        if config.value_dim != config.head_dim:
+            raise UnsupportedModelError(
+                f"heads of {config.head_dim} keys and {config.value_dim} values: our kernels need them alike"
+            )
+        if q8 and (odd := [size for at in range(config.layers) if (size := config.at(at).head_dim) % BLOCK]):
+            raise UnsupportedModelError(f"a q8_0 cache has blocks of 32, which heads of {odd[0]} are not made of")
         self.positions, self.slots, self.q8, self.ahead = positions, slots, q8, ahead
         net = config.network
         mixers = tuple(net.keeping.values())

@@ -17,8 +17,8 @@ class Tuning:
     """What to aim at for a role.
 
     Rows of a CTA; items of a warp, and how many of them in flight at most; warps of a CTA at most; CTAs of an SM at
-    least; whether activations are kept in registers; whether warps have as many items each, where rows are no whole
-    segments, though that may take a few more of them.
+    least; whether activations are kept in registers; whether the number of warps shall divide the items, where rows are
+    no whole segments.
     """
 
     rows: int = 16

@@ -17,6 +17,8 @@ WIDE_HEAD_DIM: Final = 128
 """Elements of a head beyond which attention's tiles are halved, or its sums would not fit the registers."""
 HELD_HEAD_DIM: Final = 256
 """Beyond which a block mixes half of it, and has its queries in shared memory instead of registers."""
+HEAD_PARTS_MULTIPLE: Final = 64
+"""What such a head is a multiple of."""
 DEPTH: Final = 4
 """Tiles of keys or of values that a block of warpgroups has room for."""
 

@@ -76,8 +76,7 @@ class Footprint:
             if not spec.multiplied and len(spec.shape) > 1:
                 weights += own.check(file, spec, layer).nbytes + ALIGN
             if spec.multiplied and stored_name(spec, layer) in file.tensors:
-                sizes = config if layer is None else config.at(layer)
-                kind, (rows, columns) = own.check(file, spec, layer).type, map(sizes.size, spec.shape)
+                kind, (rows, columns) = own.check(file, spec, layer).type, map(config.at(layer).size, spec.shape)
                 packing.check(kind, columns)
                 weights += packing.packed_bytes(kind, rows, columns)
         gates = config.network.gate.matrices
@@ -110,15 +109,14 @@ class Footprint:
         """With so many bytes of keys and values, `rows` of work space, and `ends` bytes for logits and sampling."""
         config = self.config
         normed, mixers = config.network.last_add.norm is not None, config.network.mixers
-        queries = max(config.at(layer).size("query") for layer in range(config.layers))
         sizes = {
             "x, and apart from it what is normed before it is added": 4 * config.dim * (1 + normed),
             "normed": 2 * config.dim,
-            "queries, keys, values": 4 * config.projected + 2 * queries,
+            "queries, keys, values": 4 * config.projected + 2 * config.queries,
             "mixed": 2 * config.mixed,
-            "hidden": 2 * config.ffn,
+            "hidden": 2 * max(config.ffn, config.layer_input),
             "what up makes, where it is a product of its own": 4 * config.ffn * self.gates_apart,
-            "what layers read beside the stream": 4 * (2 * config.layers + 1) * config.given,
+            "per-layer inputs": 4 * (2 * config.layers + 1) * config.layer_input,
             "what a delta net makes of tokens": max((delta.made_bytes(op) for op in mixers), default=0),
         }
         ropes = {op.rope for op in config.network.attends}

@@ -44,7 +44,7 @@ class Form:
     """What stands in front of, between and behind a name and a value where arguments may be written one by one. A model
     may leave lines of their own out."""
     quote: str = ""
-    """What stands around strings of arguments whose keys have nothing around them, where they may be written so."""
+    """The mark around strings in arguments whose keys are bare ({key:MARKtextMARK}); JSON is read, too."""
     ends_thought: bool = False
     """A call ends a thought that is still open."""
     observed: bool = False

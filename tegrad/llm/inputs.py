@@ -1,5 +1,4 @@
-"""What layers read of tokens beside the stream (`network.LayerInputs`): the launch that makes it of a product
-(`kernels/inputs.cu`)."""
+"""Per-layer inputs (`network.LayerInputs`): the launch that makes them of a product (`kernels/inputs.cu`)."""
 
 from __future__ import annotations
 
@@ -17,16 +16,16 @@ THREADS: Final = 128
 
 
 def bytes_of(model: PackedModel, rows: int) -> int:
-    """Bytes of a float32 for each element that all layers read of so many tokens."""
+    """Bytes of float32s for all layers' inputs of so many tokens."""
     config = model.config
-    return 4 * rows * config.layers * config.given
+    return 4 * rows * config.layers * config.layer_input
 
 
 def launch(
     model: PackedModel, programs: Programs, products: Buffer, made: Buffer, tokens: tuple[Buffer, ...], rows: int,
     *, most: int, overlap: int = 0,
 ) -> Launch:  # fmt: skip
-    """What layers read of up to so many tokens; in `made` (layers, most, elements), of `products` (rows, all layers').
+    """Those of up to so many tokens; in `made` (layers, most, elements), of `products` (rows, all layers').
 
     `tokens` are sequences' states, or tokens and the chunk that says which.
     """
@@ -35,7 +34,7 @@ def launch(
     assert table is not None
     scales = {"TABLE_SCALE": op.table_scale, "PRODUCT_SCALE": op.product_scale, "SCALE": op.scale}
     program = programs(
-        "inputs", buffers=4 + len(tokens), SIZE=model.config.given, LAYERS=model.config.layers, MOST=most,
+        "inputs", buffers=4 + len(tokens), SIZE=model.config.layer_input, LAYERS=model.config.layers, MOST=most,
         ROWS=table.rows, FORMAT=table.kind.name, EPS=number(model.config.eps), CHUNKED=len(tokens) - 1, THREADS=THREADS,
         OVERLAP=overlap, **{name: number(float(np.float32(scale))) for name, scale in scales.items()},
     )  # fmt: skip

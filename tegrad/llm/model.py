@@ -61,7 +61,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What layers read of a token beside the stream is made of these (`network.LayerInputs`)."""
+    """Per-layer inputs (`network.LayerInputs`) are made of these."""
 
     table: Matrix
     matrix: Matrix
@@ -198,14 +198,14 @@ class Model:
         """What the last norm reads (count, dim), realized."""
         # Layers are realized one by one: alike, they are scheduled once.
         x = self._embed(tokens, start).contiguous().realize()
-        inputs = self.network.embed.inputs
-        given = self.inputs.of(inputs, tokens, x) if self.inputs is not None and inputs is not None else []
+        op = self.network.embed.inputs
+        inputs = self.inputs.of(op, tokens, x) if self.inputs is not None and op is not None else []
         for at in range(len(self.layers)):
-            x = self._block(at, x, cache, start, given[at] if given else None).realize()
+            x = self._block(at, x, cache, start, inputs[at] if inputs else None).realize()
         return x
 
-    def _block(self, at: int, x: Tensor, cache: Cache, start: UOp | int, given: Tensor | None) -> Tensor:
-        """The stream after a layer, which is given so much beside it."""
+    def _block(self, at: int, x: Tensor, cache: Cache, start: UOp | int, own: Tensor | None) -> Tensor:
+        """The stream after a layer, whose own input beside it is `own`."""
         layer = self.layers[at]
         qkv: list[Tensor] = []
         made: dict[Inner, Tensor] = {}
@@ -224,9 +224,9 @@ class Model:
                 case Gate():
                     made["hidden"] = self._gated(op, layer, x).contiguous()
                 case InputGate():
-                    assert given is not None
+                    assert own is not None
                     gate = layer.matrices[op.gate.name].apply(x)
-                    made["given"] = (_ACTIVATIONS[op.activation](gate) * given).contiguous()
+                    made["gated"] = (_ACTIVATIONS[op.activation](gate) * own).contiguous()
                 case Add():
                     y = layer.matrices[op.matrix.name].apply(made[op.reads])
                     norm = layer.norm(op)
@@ -254,8 +254,7 @@ class Model:
         start: UOp | int, *, ring: bool,
     ) -> Tensor:  # fmt: skip
         """Mixed values (count, heads * value_dim); adds the new keys and values, if there are any, to those kept."""
-        made = 0 if op.source is not None else 1 if op.values_are_keys else 2
-        queries, own = qkv[: len(qkv) - made], qkv[len(qkv) - made :]
+        queries, own = qkv[: len(qkv) - op.made], qkv[len(qkv) - op.made :]
         count, query, gates = qkv[0].shape[0], queries[0], None
         if op.gated:
             both = queries[0].cat(*queries[1:], dim=1).reshape(count, c.heads, 2, c.head_dim)

@@ -25,7 +25,7 @@ Rotation: TypeAlias = Literal["interleaved", "halves", "none"]
 """Rotated pairs are neighbours (2i, 2i + 1), or (i, i + rope.dim / 2)."""
 ActivationKind: TypeAlias = Literal["silu", "gelu", "relu2"]
 """gelu is its approximation by tanh; relu2 the square of what is above zero."""
-Inner: TypeAlias = Literal["mixed", "hidden", "given"]
+Inner: TypeAlias = Literal["mixed", "hidden", "gated"]
 """What an `Add` multiplies: what a mixer, what `Gate` or what `InputGate` made."""
 
 
@@ -86,7 +86,7 @@ def norms(*kinds: Norm | None) -> tuple[Spec, ...]:
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """What layers read of a token beside the stream, each its own elements: a product of the first stream with a matrix
+    """Per-layer inputs: what each layer reads of a token beside the stream. A product of the first stream with a matrix
     (all layers', dim), times `product_scale`, each layer's normalized by its root mean square; plus the token's row of
     a table, times `table_scale`; and all of that times `scale`."""
 
@@ -141,7 +141,8 @@ class Project:
 @dataclass(frozen=True, slots=True)
 class Attend:
     """Queries and keys are normalized, by head or whole, where there is such a norm, and rotated; keys and values go
-    into the cache; what is mixed of the values of all positions so far, or of those in the window, is "mixed"."""
+    into the cache, unless an earlier layer's are attended to; what is mixed of the values of all positions so far, or
+    of those in the window, is "mixed"."""
 
     rotation: Rotation
     rope: Rope
@@ -167,6 +168,11 @@ class Attend:
     """What `Project` makes of keys, before it is normalized, is values, too."""
     unit_values: bool = False
     """Each head's value is divided by its root mean square."""
+
+    @property
+    def made(self) -> int:
+        """How many of keys and values `Project` makes: one where keys are values, none where they are a source's."""
+        return 0 if self.source is not None else 1 if self.values_are_keys else 2
 
     def window_within(self, positions: int) -> int | None:
         """The window, where a cache of so many positions has any that lie outside it."""
@@ -294,7 +300,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class InputGate:
-    """activation(gate) of the stream, times what the layer is given of the token (`LayerInputs`): "given"."""
+    """activation(gate) of the stream, times the layer's own input (`LayerInputs`): "gated"."""
 
     gate: Spec
     activation: ActivationKind
@@ -359,13 +365,6 @@ class Logits:
 
 Mixer: TypeAlias = Attend | Convolve | Delta
 """What reads other tokens."""
-
-
-def made_by(op: Mixer | Gate | InputGate) -> Inner:
-    """What an operation makes for an `Add`."""
-    return "hidden" if isinstance(op, Gate) else "given" if isinstance(op, InputGate) else "mixed"
-
-
 Op: TypeAlias = Project | Mixer | Gate | InputGate | Add
 Block: TypeAlias = tuple[Op, ...]
 """In a parallel one `Gate` stands before the first `Add`, so that it reads the stream that `Project` reads; attention
@@ -512,7 +511,7 @@ class Network:
             case Project():
                 return ()
             case Attend() | Convolving() | Gate() | InputGate():
-                inner = made_by(op)
+                inner = "hidden" if isinstance(op, Gate) else "gated" if isinstance(op, InputGate) else "mixed"
                 adds = (one for one in self.blocks[layer] if isinstance(one, Add) and one.reads == inner)
                 return tuple((layer, add) for add in adds)
         at, reader = self.reader(layer, op)

@@ -317,7 +317,7 @@ class PackedModel(Closing):
     def _joined(self, file: Gguf, specs: Sequence[Spec], layer: int | None) -> tuple[PackedMatrix, ...]:
         """Matrices over the same input."""
         infos, biases = list[TensorInfo](), list[TensorInfo | None]()
-        own, filled = (of if layer is None else of.at(layer) for of in (self._own, self.config))
+        own, filled = self._own.at(layer), self.config.at(layer)
         names = [name for spec in specs for name in spec.parts]
         for spec in specs:
             sizes, bias = [own.size(name) for name in spec.parts], self._bias(file, spec, layer)
@@ -335,8 +335,7 @@ class PackedModel(Closing):
     def _vectors(self, file: Gguf, spec: Spec, layer: int | None = None, scale: float = 1.0) -> dict[str, Buffer]:
         """A norm's weights, and its bias if it has one; or a kernel."""
         info, size = self._own.check(file, spec, layer), spec.shape[0]
-        filled = self.config if layer is None else self.config.at(layer)
-        zeros = prod(map(filled.size, spec.shape)) - prod(info.shape)
+        zeros = prod(map(self.config.at(layer).size, spec.shape)) - prod(info.shape)
         if len(spec.shape) == 1:
             scale *= sqrt(self.config.share(size))
         found = {spec.name: info}

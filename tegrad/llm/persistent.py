@@ -62,6 +62,8 @@ NEAR_POSITIONS: Final = 256
 """Positions of a cache up to which attention loads keys and values itself; those of more come through the pipeline."""
 MOST_POSITION_READS: Final = 16384
 """Such positions, times the CTAs that each read all of them for a group of the query heads, at most."""
+WIDEST_HEAD: Final = 256
+"""Elements of a head that the kernel runs."""
 Q8_POSITION_MULTIPLE: Final = 8
 """Positions that a q8_0 cache's must be a multiple of, so that the scales of a tile are whole pieces of 16 bytes."""
 BUFFERS: Final = ("program", "workspace", "states", "rings", "histories", "ends", "rope", "logits", "timestamps")
@@ -444,9 +446,10 @@ def check_block(config: Config) -> None:
     net, turned = config.network, turning(config.network)
     alike = [replace(turned, rotation=op.rotation, rope=op.rope, window=op.window) for op in net.attends]
     widths = {op.rope.dim for op in net.attends if op.rotation != "none"}
-    sized = any(config.at(layer) is not config for layer in range(config.layers))
-    if alike != list(net.attends) or len(widths) > 1 or sized:
+    if alike != list(net.attends) or len(widths) > 1 or config.layers_differ:
         raise UnsupportedModelError(f"the persistent step does not run {config.arch.name}: its layers differ")
+    if config.head_dim > WIDEST_HEAD:
+        raise UnsupportedModelError(f"the persistent step does not run heads of more than {WIDEST_HEAD} elements")
     other = {config.size("mixed")} != {config.dim if isinstance(op, Convolve) else op.heads * op.width
                                        for op in net.mixers if not isinstance(op, Attend)}  # fmt: skip
     apart = len(net.attends) < net.layers and (net.sets_apart or net.parallel or other)

@@ -1,5 +1,5 @@
-"""The many-kernel plan of one decode step: five launches a layer, each of which quantizes what the next one reads, or
-six where gate and up differ in format.
+"""The many-kernel plan of one decode step: five launches a layer, each of which quantizes what the next one reads, one
+more where gate and up differ in format, and two more where layers have inputs of their own.
 
 Embedding; then per layer q, k and v; attention, or what stands in its place; output + residual; gate, up and
 activation; down + residual; then the logits. The residual stream is float32. The input of a packed matrix is int8 with
@@ -131,14 +131,14 @@ class DecodePlan(Closing):
         self._mixed = vector_in(workspace, config.mixed)
         self._hidden = vector_in(workspace, config.ffn)
         self._qkv = workspace.take(4 * config.projected)
-        given = self._network.embed.inputs is not None
-        if given:
-            self._given = workspace.take(inputs.bytes_of(self.model, 1))
-            self._chosen = vector_in(workspace, config.given)
+        inputs_there = self._network.embed.inputs is not None
+        if inputs_there:
+            self._layer_inputs = workspace.take(inputs.bytes_of(self.model, 1))
+            self._gated_input = vector_in(workspace, config.layer_input)
         widths = (config.dim, config.ffn, config.vocab, config.head_dim, config.projected)
         self._zeros = workspace.put(np.zeros(max(widths), np.float32))
         self._ones = self._zeros
-        if self._network.project(0).norm is None or self._network.gate.norm is None or given:
+        if self._network.project(0).norm is None or self._network.gate.norm is None or inputs_there:
             self._ones = workspace.put(np.ones(config.dim, np.float32))
         entries = -(-config.vocab // BEST_ROWS)
         self.best, self.best_row = workspace.take(4 * entries), workspace.take(4 * entries)
@@ -193,15 +193,15 @@ class DecodePlan(Closing):
         )  # fmt: skip
 
     def _begin(self) -> list[Named]:
-        """The embedding, and what layers read beside the stream: of the first stream as it is, which is quantized once
-        more where a packed matrix makes that."""
+        """The embedding, then the per-layer inputs. Where their matrix is packed, the token is embedded twice:
+        quantized without a norm for them, then with the first norm's weight for layer 0."""
         embed, matrix, x = Named("embed", None, self._embed()), self.model.inputs_matrix, self._x
         if matrix is None:
             return [embed]
         product = Product(parts((matrix,)), matrix.columns, out_x=True)
         projected = self._workspace.take(inputs.bytes_of(self.model, 1))
         made = inputs.launch(
-            self.model, self._programs, projected, self._given, (self._states.states,), 1, most=1,
+            self.model, self._programs, projected, self._layer_inputs, (self._states.states,), 1, most=1,
             overlap=self._overlap,
         )  # fmt: skip
         launches = [self._launch("down", product, (matrix,), x, {"out": projected}), made]
@@ -225,9 +225,8 @@ class DecodePlan(Closing):
             case Gate():
                 return self._gated(at, op)
             case InputGate():
-                own = self._given.offset(4 * at * self.config.given, 4 * self.config.given)
-                target, readers = replace(self._chosen, x=own), self._readers(at, op)
-                return self._product(at, op, target, times=True, activation=op.activation, readers=readers)
+                gated, readers = self._layer_input(at), self._readers(at, op)
+                return self._product(at, op, gated, times=True, activation=op.activation, readers=readers)
             case Add():
                 (matrix,), source = self.model.matrices_of(at, op), self._read(at, op)
                 if op.norm is not None:
@@ -237,10 +236,14 @@ class DecodePlan(Closing):
 
     def _read(self, at: int, op: Add) -> Vector:
         """What is multiplied before it is added."""
-        if op.reads == "given":
-            own = self._given.offset(4 * at * self.config.given, 4 * self.config.given)
-            return replace(self._chosen, x=own)
+        if op.reads == "gated":
+            return self._layer_input(at)
         return self._mixed if op.reads == "mixed" else self._hidden
+
+    def _layer_input(self, at: int) -> Vector:
+        """A layer's own input, which its gate's product overwrites."""
+        size = 4 * self.config.layer_input
+        return replace(self._gated_input, x=self._layer_inputs.offset(size * at, size))
 
     def _gated(self, at: int, op: Gate) -> list[Named]:
         """One launch; or two for gate and up in different formats, the second of which multiplies by what the first

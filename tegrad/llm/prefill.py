@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.llm import convolution, delta, embedding
-from tegrad.llm.attention import made_of
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import kernels_of
 from tegrad.llm.closing import Closing
@@ -107,8 +106,7 @@ class Prefill(Closing):
             self._one = self._workspace.put(chunk_bytes(count=1))
             self._chunk = self._workspace.take(_CHUNK.size, STATE_SPEC)
             self._tokens = self._workspace.take(4 * CHUNKS_AHEAD * most, STATE_SPEC)
-            sizes = [self.config.at(layer).size("query") for layer in range(self.config.layers)]
-            self._queries = self._workspace.take(2 * most * max(sizes))
+            self._queries = self._workspace.take(2 * most * self.config.queries)
             self.logits = self._workspace.take(4 * self.config.vocab, LOGITS_SPEC)
             self._made = self._workspace.take(max(4, most * max(map(delta.made_bytes, self.config.network.mixers))))
             self._scores: Buffer | None = None
@@ -309,16 +307,17 @@ class Prefill(Closing):
         return Launch(program, (rows.mixed, rows.qkv, self._chunk), grid, (threads, 1, 1))
 
     def _store(self, size: int, at: int, op: Attend, flash: Flash) -> Launch:
-        config, rows, cache, made = self.config.at(at), self.rows, self.cache.layers[at], made_of(op)
-        form = {"GATED": op.gated, "MADE": made - 2, "UNIT_VALUES": op.unit_values}
+        config, rows, cache = self.config.at(at), self.rows, self.cache.layers[at]
+        form = {"GATED": 1} if op.gated else {}
+        form |= {"MADE": op.made} if op.made != 2 else {}
+        form |= {"UNIT_VALUES": 1} if op.unit_values else {}
         program = rows.programs(
             "store_qkv", buffers=10 + len(cache.tables), values=1, ROPE=ROPES[op.rotation],
             ROPE_PAIRS=op.rope.dim // 2, QK_NORM=QK_NORMS[op.norms], EPS=number(config.head_eps),
-            WARPS=QKV_WARPS, OVERLAP=rows.overlaps(size), **flash.defines,
-            **{name: made if name == "MADE" else 1 for name, there in form.items() if there},
+            WARPS=QKV_WARPS, OVERLAP=rows.overlaps(size), **flash.defines, **form,
         )  # fmt: skip
         norms = self.model.layers[at].head_norms(op, rows.x)
         buffers = (self._queries, cache.keys, cache.values, cache.key_scales, cache.value_scales, rows.qkv, *norms,
                    rows.turns(op.rope), self._chunk, *cache.tables)  # fmt: skip
-        grid = (size, -(-(config.heads + (2 if made else 0) * config.kv_heads) // QKV_WARPS), 1)
+        grid = (size, -(-(config.heads + (2 if op.made else 0) * config.kv_heads) // QKV_WARPS), 1)
         return Launch(program, buffers, grid, (32 * QKV_WARPS, 1, 1), (self.cache.positions,))

@@ -290,7 +290,7 @@ class Reader:
         """Arguments, with which the text begins, whose strings stand between marks; told as JSON once all are there."""
         within, depth = False, 0
         while (letter := (yield from self._letter())) and (within or depth or not self._at):
-            while not self._ended and _may_become(self._text[self._at :], quote):
+            while not self._ended and _may_become(self._text[self._at : self._at + len(quote)], quote):
                 yield
             if self._text.startswith(quote, self._at):
                 within = not within

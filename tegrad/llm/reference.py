@@ -79,7 +79,7 @@ class Reference:
             x = x + self.weights[tensor_name(net.embed.positions)][start : start + len(tokens)]
         qkv: Floats = x
         made: dict[Inner, Floats] = {}
-        given = self._inputs(net.embed.inputs, tokens, x) if net.embed.inputs is not None else {}
+        inputs = self._inputs(net.embed.inputs, tokens, x) if net.embed.inputs is not None else {}
         for layer, op in net.operations():
             match op:
                 case Project():
@@ -94,7 +94,7 @@ class Reference:
                 case Gate():
                     made["hidden"] = self._gated(op, layer, self._norm(x, op.norm, layer))
                 case InputGate():
-                    made["given"] = ACTIVATIONS[op.activation](self._linear(x, op.gate, layer)) * given[layer]
+                    made["gated"] = ACTIVATIONS[op.activation](self._linear(x, op.gate, layer)) * inputs[layer]
                 case Add():
                     x = x + self._norm(self._linear(made[op.reads], op.matrix, layer), op.norm, layer)
                     if op.scale is not None:
@@ -105,7 +105,7 @@ class Reference:
         return capped(logits, net.logits.cap)
 
     def _inputs(self, inputs: LayerInputs, tokens: Sequence[int], x: Floats) -> dict[int, Floats]:
-        """What each layer reads of the tokens beside the stream (tokens, elements)."""
+        """Each layer's own input (tokens, elements)."""
         table, matrix, norm = (self.weights[tensor_name(spec)] for spec in inputs.specs)
         own = (x @ matrix.T * np.float32(inputs.product_scale)).reshape(len(tokens), -1, len(norm))
         rows = table[np.asarray(tokens)].reshape(own.shape) * np.float32(inputs.table_scale)

@@ -15,6 +15,7 @@ from tegrad.llm import inputs
 from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.closing import Closing
 from tegrad.llm.errors import UnsupportedModelError
+from tegrad.llm.flash import HEAD_PARTS_MULTIPLE, HELD_HEAD_DIM
 from tegrad.llm.formats import F32, BlockType
 from tegrad.llm.gemm import Gemm, Operands, TilePicker, pick_quickest, scratch_bound
 from tegrad.llm.gguf import Gguf
@@ -46,8 +47,8 @@ from tegrad.nv.replay import Launch
 NORM_THREADS: Final = 256
 TIMES_THREADS: Final = 256
 """Of kernels/times_rows.cu."""
-GIVEN_THREADS: Final = 128
-"""Of kernels/given_rows.cu."""
+INPUT_GATE_THREADS: Final = 128
+"""Of kernels/input_gate_rows.cu."""
 FLOATS_THREADS, FLOATS_EACH = 256, 8
 """Of kernels/floats_rows.cu; tokens, and rows, of a block."""
 FEW_ROWS: Final = 256
@@ -84,11 +85,12 @@ class Rows(Closing):
             self.normed = take(2 * most * config.dim)
             self.qkv = take(4 * most * config.projected)
             self.mixed = take(2 * most * config.mixed)
-            self._hidden = take(2 * most * config.ffn)
+            self._hidden = take(2 * most * max(config.ffn, config.layer_input))
             self._up = take(4 * most * config.ffn) if any(map(self.gates_apart, range(config.layers))) else self._hidden
             if self.network.embed.inputs is not None:
                 self._projected = take(inputs.bytes_of(model, most))
-                self._given, self._chosen = take(inputs.bytes_of(model, most)), take(4 * most * config.given)
+                self._layer_inputs = take(inputs.bytes_of(model, most))
+                self._gated_input = take(4 * most * config.layer_input)
                 self._ones = self._workspace.put(np.ones(config.dim, np.float32))
             # What is normalized before it is added to x.
             self._added = take(4 * most * config.dim) if self.network.last_add.norm is not None else self.x
@@ -106,15 +108,15 @@ class Rows(Closing):
         return int(tokens <= self._overlap)
 
     def inputs(self, tokens: int, chunk: Buffer, source: tuple[Buffer, ...]) -> list[Launch]:
-        """What layers read of up to `tokens` rows of x beside it; `source` are sequences' states, or a chunk's tokens
-        and the chunk. Nothing in most models."""
+        """Per-layer inputs of up to `tokens` rows of x; `source` are sequences' states, or a chunk's tokens and the
+        chunk. Nothing in most models."""
         matrix = self.model.inputs_matrix
         if matrix is None:
             return []
         halves = self._normed(self._zeros, "none", tokens, chunk)
         product = self.product(matrix, self.normed, self._projected, tokens, chunk)
         made = inputs.launch(
-            self.model, self.programs, self._projected, self._given, source, tokens, most=self.most,
+            self.model, self.programs, self._projected, self._layer_inputs, source, tokens, most=self.most,
             overlap=self.overlaps(tokens),
         )  # fmt: skip
         return [halves, product, made]
@@ -180,19 +182,20 @@ class Rows(Closing):
         ]
 
     def _input_gated(self, at: int, op: InputGate, tokens: int, chunk: Buffer) -> list[Launch]:
-        """What the layer's last product multiplies, in the place of `_hidden`; the stream is multiplied over its root
-        mean square."""
+        """Into `_hidden`. The product reads the stream divided by its root mean square, which halves hold; the kernel
+        after it multiplies by that again."""
         config, (matrix,) = self.config, self.model.matrices_of(at, op)
-        own = 4 * self.most * config.given
+        own = 4 * self.most * config.layer_input
         program = self.programs(
-            "given_rows", buffers=5, SIZE=config.given, COLUMNS=config.dim, ACTIVATION=ACTIVATIONS[op.activation],
-            EPS=number(config.eps), THREADS=GIVEN_THREADS, OVERLAP=self.overlaps(tokens),
+            "input_gate_rows", buffers=5, SIZE=config.layer_input, COLUMNS=config.dim, EPS=number(config.eps),
+            ACTIVATION=ACTIVATIONS[op.activation], THREADS=INPUT_GATE_THREADS, OVERLAP=self.overlaps(tokens),
         )  # fmt: skip
-        buffers = self._hidden, self._chosen, self._given.offset(at * own, own), self.x, chunk.offset(COUNT_AT, 4)
+        own_input = self._layer_inputs.offset(at * own, own)
+        buffers = self._hidden, self._gated_input, own_input, self.x, chunk.offset(COUNT_AT, 4)
         return [
             self.norm(at, op, tokens, chunk),
-            self.product(matrix, self.normed, self._chosen, tokens, chunk),
-            Launch(program, buffers, (tokens, 1, 1), (GIVEN_THREADS, 1, 1)),
+            self.product(matrix, self.normed, self._gated_input, tokens, chunk),
+            Launch(program, buffers, (tokens, 1, 1), (INPUT_GATE_THREADS, 1, 1)),
         ]
 
     def gates_apart(self, at: int) -> bool:
@@ -220,10 +223,10 @@ class Rows(Closing):
 
         Where the product before has a norm of its own, it is added to x now.
         """
-        name, vectors = None if op.norm is None else op.norm.spec.name, self.model.vectors_of(at, op)
-        if isinstance(op, InputGate):
-            return self._normed(self._ones, "rms", tokens, chunk, writer=self.network.writer(at, op))
         writer = self.network.writer(at, None if isinstance(op, Logits) else op)
+        if isinstance(op, InputGate):
+            return self._normed(self._ones, "rms", tokens, chunk, writer=writer)
+        name, vectors = None if op.norm is None else op.norm.spec.name, self.model.vectors_of(at, op)
         weight, kind = self._zeros if name is None else vectors[name], op.norm.kind if op.norm else "none"
         bias = vectors.get(f"{name}.bias")
         return self._normed(weight, kind, tokens, chunk, bias=bias, writer=writer, last=last)
@@ -282,8 +285,7 @@ def check(file: Gguf) -> None:
     for spec, layer in own.specs():
         if spec.multiplied and spec not in looked_up:
             there = spec if spec != own.arch.output or tensor_name(spec) in file.tensors else net.embed.table
-            sizes = config if layer is None else config.at(layer)
-            kind, (rows, columns) = own.check(file, there, layer).type, map(sizes.size, spec.shape)
+            kind, (rows, columns) = own.check(file, there, layer).type, map(config.at(layer).size, spec.shape)
             if kind is F32 and rows <= FEW_ROWS and _by_delta(net, layer, spec):
                 continue
             _check_kind(kind)
@@ -298,6 +300,11 @@ def _by_delta(net: Network, layer: int | None, spec: Spec) -> bool:
 def _check_heads(config: Config) -> None:
     if config.value_dim != config.head_dim:
         raise UnsupportedModelError("heads whose keys and values differ in width are not run: choose another model")
+    if config.head_dim > HELD_HEAD_DIM and config.head_dim % HEAD_PARTS_MULTIPLE:
+        raise UnsupportedModelError(
+            f"prompts of heads of {config.head_dim} elements are not run: beyond {HELD_HEAD_DIM}, multiples of "
+            f"{HEAD_PARTS_MULTIPLE} are"
+        )
 
 
 def _check_kind(kind: BlockType) -> None:

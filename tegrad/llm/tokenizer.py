@@ -137,7 +137,7 @@ class Tokenizer:
         elif kind == "gemma4":
             self._check_letters(file)
             self._check_bytes(file)
-            self._build = partial(self._lines_encode, values)
+            self._build = partial(self._gemma4_encode, values)
         else:
             self._check_bytes(file)
             self._build = partial(self._sentencepiece_encode, values, self._pieces(values))
@@ -271,7 +271,7 @@ class Tokenizer:
         if text is not None:
             letter = {byte: letter for letter, byte in self._letters.items()}
             spelled = "".join(letter[byte] for byte in text.encode("utf-8", "surrogatepass"))
-        vocabulary, pairs, parts = self._met(values, spelled)
+        vocabulary, pairs, parts = self._needed(values, spelled)
         # What no token stands for, a byte or what merges make, keeps its neighbours apart, or is merged further. Of
         # what is there of it at the end its ASCII letters are left, again as in llama.cpp.
         letters = set(self._letters) if parts is None else parts.intersection(self._letters)
@@ -290,11 +290,11 @@ class Tokenizer:
 
         return encode
 
-    def _met(
+    def _needed(
         self, values: _Values, text: str | None
     ) -> tuple[list[tuple[int, str]], dict[tuple[str, str], None], set[str] | None]:
-        """Tokens with their numbers, and merges, that a text as tokens spell it can meet, and all of its parts; or all
-        tokens and merges, and None."""
+        """The tokens, with their numbers, and merges that can occur in a text, spelled as tokens spell it, and all of
+        its parts; without a text, or with very long tokens, all of them, and None."""
         merges, parts = values.strings("tokenizer.ggml.merges"), None
         longest = 0 if text is None else max(map(len, chain(self.tokens, merges)), default=0)
         if text is not None and longest <= BRIEF_TOKEN_LETTERS:
@@ -314,9 +314,9 @@ class Tokenizer:
         pairs.pop(("", ""), None)
         return vocabulary, pairs, parts
 
-    def _lines_encode(self, values: _Values, taken: Sequence[int], text: str | None) -> Encode:
+    def _gemma4_encode(self, values: _Values, taken: Sequence[int], text: str | None) -> Encode:
         """Merges lines, and runs of their ends where these are no tokens; what is no token at the end is its bytes."""
-        vocabulary, pairs, _ = self._met(values, None if text is None else text.replace(" ", SPACE))
+        vocabulary, pairs, _ = self._needed(values, None if text is None else text.replace(" ", SPACE))
         count, byte_tokens = len(self.tokens), self._byte_tokens()
         vocabulary += [(token, self.tokens[token]) for token in byte_tokens if token is not None]
         number = {piece: token for token, piece in vocabulary}

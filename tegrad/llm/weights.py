@@ -151,7 +151,7 @@ class Loader:
             own = [biases[at] for at in chosen]
             some = any(isinstance(bias, np.ndarray) for bias in own)
             matrices.append(Matrix(kind, data, self._join(own) if some else None))
-            sizes = self.config if layer is None else self.config.at(layer)
+            sizes = self.config.at(layer)
             rows.append(tuple(sizes.size(part) for at in chosen for part in specs[at].parts))
         return Joined(tuple(matrices), tuple(rows))
 

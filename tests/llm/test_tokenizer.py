@@ -13,7 +13,7 @@ from tiny_llama import Vocabulary, rewritten
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Sequence as Cuts
 from tokenizers.pre_tokenizers import Split
-from vocabularies import CONTROL, CORPUS, MADE, USER, byte_level, of_kind, sentencepiece, write_vocabulary
+from vocabularies import CONTROL, CORPUS, OTHER_KINDS, USER, byte_level, of_kind, sentencepiece, write_vocabulary
 
 from tegrad.llm.cuts import KINDS, SPLITS
 from tegrad.llm.errors import GgufError
@@ -352,7 +352,7 @@ def test_a_text_is_cut_as_llama_cpps_present_source_does(kind: str) -> None:
     assert [piece for piece, _ in cuts.pre_tokenize_str(NEW[kind].replace("|", ""))] == NEW[kind].split("|")
 
 
-@pytest.mark.parametrize("kind", [*(kind for kind in KINDS if kind not in NEW), *MADE])
+@pytest.mark.parametrize("kind", [*(kind for kind in KINDS if kind not in NEW), *OTHER_KINDS])
 def test_tokens_are_llama_cpps(tmp_path: Path, kind: str) -> None:
     llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
     path = write_vocabulary(tmp_path / "vocabulary.gguf", of_kind(kind))
@@ -418,7 +418,7 @@ def test_a_byte_token_that_names_no_byte_is_refused_before_any_text(tmp_path: Pa
     assert Tokenizer.load(write_vocabulary(tmp_path / "v.gguf", small)).piece(3 + 0xAB) == b"\xab"
 
 
-@pytest.mark.parametrize("kind", [*(kind for kind in SPLITS if kind not in NEW), *MADE])
+@pytest.mark.parametrize("kind", [*(kind for kind in SPLITS if kind not in NEW), *OTHER_KINDS])
 def test_a_text_begins_as_llama_cpps_where_the_file_does_not_say(tmp_path: Path, kind: str) -> None:
     llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
     vocabulary = of_kind(kind)

@@ -47,8 +47,8 @@ class Shape:
     """A tensor that no family has."""
     local: tuple[int, int] = (0, 0)
     """Elements of a head, and heads of keys, of layers within a window: two in three."""
-    given: int = 0
-    """Elements that a layer reads of a token beside the stream."""
+    layer_input: int = 0
+    """Elements of a layer's own input."""
     shared: int = 0
     """Last layers that take keys and values of earlier ones, and whose feed-forward is twice as wide."""
 
@@ -187,7 +187,7 @@ SHAPES = {
         tied=True,
         extra=GEMMA4,
         local=(256, 1),
-        given=64,
+        layer_input=64,
         shared=3,
     ),
     "gemma2": Shape(arch="gemma2", eps=LARGE_EPS, vocab=305, tied=True, layers=2, extra=GEMMA2),
@@ -406,8 +406,8 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
                 "shortconv.in_proj": (3 * shape.dim, shape.dim, 1.0), "shortconv.conv": (shape.dim, shape.taps, 1.0),
                 "shortconv.out_proj": (shape.dim, shape.dim, 1.0),
             }  # fmt: skip
-        if shape.given:
-            sizes |= {"inp_gate": (shape.given, shape.dim, 1.0), "proj": (shape.dim, shape.given, 1.0)}
+        if shape.layer_input:
+            sizes |= {"inp_gate": (shape.layer_input, shape.dim, 1.0), "proj": (shape.dim, shape.layer_input, 1.0)}
             tensors[f"blk.{at}.post_norm.weight"] = vector(shape.dim, 1)
         if shape.arch == "gemma4":
             tensors[f"blk.{at}.layer_output_scale.weight"] = vector(1, 0.7)
@@ -444,10 +444,10 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
     if shape.local[0]:
         turned = shape.turned // 8  # of a quarter of a head's pairs, as published
         tensors["rope_freqs.weight"] = np.array([1] * turned + [1e30] * (shape.turned // 2 - turned), np.float32)
-    if shape.given:
-        tensors["per_layer_token_embd.weight"] = matrix(shape.vocab, shape.layers * shape.given, 16.0)
-        tensors["per_layer_model_proj.weight"] = matrix(shape.layers * shape.given, shape.dim)
-        tensors["per_layer_proj_norm.weight"] = vector(shape.given, 1)
+    if shape.layer_input:
+        tensors["per_layer_token_embd.weight"] = matrix(shape.vocab, shape.layers * shape.layer_input, 16.0)
+        tensors["per_layer_model_proj.weight"] = matrix(shape.layers * shape.layer_input, shape.dim)
+        tensors["per_layer_proj_norm.weight"] = vector(shape.layer_input, 1)
     if shape.arch == "phi2":
         tensors["output.bias"] = vector(shape.vocab, 0)
     if shape.arch in BY_MEAN and shape.arch not in COHERE:
@@ -496,7 +496,7 @@ def write(
         writer.add_key_length_swa(shape.local[0])
         writer.add_value_length_swa(shape.local[0])
         writer.add_rope_dimension_count_swa(shape.local[0])
-        writer.add_embedding_length_per_layer_input(shape.given)
+        writer.add_embedding_length_per_layer_input(shape.layer_input)
         writer.add_shared_kv_layers(shape.shared)
     else:
         writer.add_feed_forward_length(shape.ffn)

@@ -50,8 +50,8 @@ def sentencepiece() -> Vocabulary:
     return Vocabulary(tokens, all_kinds, [], 1, 2, model="llama", pre="default", scores=scores)
 
 
-def lines() -> Vocabulary:
-    """Gemma 4's kind: no byte letters, but merges that are listed."""
+def gemma4() -> Vocabulary:
+    """No byte letters, but merges that are listed."""
     pieces, merges = trained(700, Split(Regex(r"[^\n]+|\n+"), "isolated"), CORPUS.replace(" ", "\u2581"))
     pieces = [piece for piece in pieces if len(piece) > 1 or piece in CORPUS or piece == "\u2581"]
     tokens = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
@@ -61,12 +61,12 @@ def lines() -> Vocabulary:
     return Vocabulary([*tokens, *CONTROL, *USER], numbers, merges, 2, 1, model="gemma4", pre="gemma4")
 
 
-MADE = {"sentencepiece": sentencepiece, "gemma4": lines}
+OTHER_KINDS = {"sentencepiece": sentencepiece, "gemma4": gemma4}
 
 
 def of_kind(kind: str) -> Vocabulary:
     """A vocabulary by its kind, or by the name of the cut of a byte-level one."""
-    return MADE[kind]() if kind in MADE else byte_level(kind)
+    return OTHER_KINDS[kind]() if kind in OTHER_KINDS else byte_level(kind)
 
 
 def write_vocabulary(path: Path, vocabulary: Vocabulary, **extra: str) -> Path:

@@ -126,6 +126,7 @@ struct ByLanes {
 #pragma unroll
         for (int u = 0; u < LOADS; u++) {
             const int row = min(first + (int)lane / LANES + u * ROWS, rows - 1);
+            static_assert(EACH == 8, "a lane takes one octet of a row");
             to.octet[u][0] = *((const Octet *)(tile + side * SIDE_BYTES + row * ROW_BYTES) + column);
 #if CACHE_Q8
             to.scale[u] = *((const unsigned short *)(tile + 2 * SIDE_BYTES + side * SIDE_SCALES + row * SCALE_BYTES) +

@@ -26,6 +26,7 @@ constexpr unsigned ALL = 0xffffffffu;
 static_assert(BLOCK_POSITIONS % TILE == 0, "a tile lies in one block");
 static_assert(HEAD_DIM % 16 == 0 && TILE % 16 == 0, "whole fragments");
 static_assert(!CACHE_Q8 || HEAD_DIM % 32 == 0, "q8_0 has blocks of 32");
+static_assert(PARTS == 1 || WIDTH % 32 == 0, "whole pairs of fragments, and blocks of q8_0, of a part");
 
 // Sixteen bytes of q8_0 and their scale as two chunks of eight halves.
 static __device__ __forceinline__ void store_widened(unsigned to, uint4 bytes, __half scale) {

@@ -1,5 +1,5 @@
-// What layers read of tokens beside the stream: each layer's part of a product, normed by its root mean square, plus its
-// part of the token's row of a table.
+// Per-layer inputs: each layer's part of a product, normed by its root mean square, plus its part of the token's row of
+// a table.
 //
 // SIZE (elements of a layer), LAYERS, MOST (tokens that `made` has room for), ROWS and FORMAT of the table, EPS,
 // PRODUCT_SCALE, TABLE_SCALE, SCALE (of the sum); CHUNKED: 0 a token of each sequence, 1 those of a chunk; THREADS.

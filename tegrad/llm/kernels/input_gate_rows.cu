@@ -1,9 +1,9 @@
-// activation(products) of a chunk's tokens, times what the layer is given of them, where the products are of the stream
-// over its root mean square: halves hold that, but not every stream.
+// activation(products) of a chunk's tokens, times the layer's input of them, where the products are of the stream over
+// its root mean square: halves hold that, but not every stream.
 //
 // SIZE, COLUMNS of the stream, ACTIVATION, EPS; THREADS. Grid: tokens. Block: THREADS, a multiple of 32.
 //   out       halves (tokens, SIZE) in the order of fragments
-//   products  float32 (tokens, SIZE); given the same; x float32 (tokens, COLUMNS): the stream
+//   products  float32 (tokens, SIZE); inputs the same; x float32 (tokens, COLUMNS): the stream
 #include "activation.cuh"
 #include "async.cuh"
 #include "block_sum.cuh"
@@ -11,8 +11,8 @@
 #include "overlap.cuh"
 #include <cuda_fp16.h>
 
-extern "C" __global__ void __launch_bounds__(THREADS) given_rows(
-    __half *out, const float *products, const float *given, const float *x, const int *count
+extern "C" __global__ void __launch_bounds__(THREADS) input_gate_rows(
+    __half *out, const float *products, const float *inputs, const float *x, const int *count
 ) {
     static_assert(COLUMNS % 4 == 0 && SIZE % 16 == 0, "halves are ordered within 16");
     allow_next();
@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) given_rows(
     }
     const float root = sqrtf(block_sum(squares) / COLUMNS + EPS);
     for (int at = threadIdx.x; at < SIZE; at += THREADS) {
-        const float value = activate(products[token * SIZE + at] * root) * given[token * SIZE + at];
+        const float value = activate(products[token * SIZE + at] * root) * inputs[token * SIZE + at];
         out[token * SIZE + fragment_order(at)] = __float2half_rn(value);
     }
 }
