@@ -27,12 +27,16 @@ SHARED_WARPS: Final = 12
 
 
 def launch_config(product: Product, role: Role, arch: str) -> LaunchConfig:
-    """The launch configuration of a product on a chip such as sm_90: the table's, made to fit the product's shape."""
+    """The launch configuration of a product on a chip such as sm_90: the table's, made to fit the product's shape.
+
+    Where CTAs are more than the SMs, up to twice as many, and have LONG rounds, two share an SM if registers allow it.
+    """
     tuning, chip = kernels_of(arch).products[role], by_arch(arch)
     made = fit(product, tuning)
     rounds, sms = product.items(made) / made.warps, chip.sm_count if chip is not None else 0
     if tuning.ctas == 1 and rounds >= LONG and sms < product.grid(made) <= 2 * sms:
-        return fit(product, replace(tuning, warps=SHARED_WARPS, ctas=2))
+        shared = fit(product, replace(tuning, warps=SHARED_WARPS, ctas=2))
+        return shared if shared.ctas == 2 else made
     return made
 
 
@@ -56,8 +60,8 @@ def fit(product: Product, tuning: Tuning) -> LaunchConfig:
 
 
 def _even(items: int, warps: int, period: int) -> int:
-    """Warps of which each has as many items: up to a quarter more, if columns then repeat, or fewer that take no more
-    rounds."""
+    """As many warps as divide the items: up to a quarter more, in multiples of `period`, so that a warp meets the same
+    columns in every item; else fewer that need no more rounds; else `warps`."""
     more = range(-(-warps // period) * period, min(MOST_WARPS, warps + warps // 4) + 1, period)
     fewer = range(warps, -(-items // -(-items // warps)) - 1, -1)
     return next((at for at in (*more, *fewer) if items % at == 0), warps)
