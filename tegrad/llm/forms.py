@@ -47,6 +47,9 @@ class Form:
     """The mark around strings in arguments whose keys are bare ({key:MARKtextMARK}); JSON is read, too."""
     ends_thought: bool = False
     """A call ends a thought that is still open."""
+    channel: str = ""
+    """A token with which a thought's mark begins wherever it comes, even behind text; without the rest of that mark it
+    says nothing, nor does a thought's end without its beginning."""
     observed: bool = False
     """Conversations have a call as a message with the name as its metadata, and what it returned as an observation."""
 
@@ -97,8 +100,8 @@ FORMS: Final = (
         parameter=("<parameter=", ">", "</parameter>"),
     ),
     Form(
-        "gemma4", ("<|tool_call>call:",), ("<|tool_call>", "call:"), ("<tool_call|>",),
-        call="<|tool_call>call:NAMEARGS<tool_call|>", quote='<|"|>',
+        "gemma4", ("<|tool_call>call:",), ("<|tool_call>call:",), ("<tool_call|>",),
+        call="<|tool_call>call:NAMEARGS<tool_call|>", quote='<|"|>', channel="<|channel>",
     ),
     Form(
         "functions", ("<function=",), ("<function=",), ("</function>",),

@@ -24,9 +24,12 @@ PARAMETER: Final = re.compile(r"""\s*([^\s=(),'"\[\]{}]+)\s*=(?!=)""")
 LINE_IN_STRING: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 """A string of Python's, which may have lines in it."""
 MOST_WORD: Final = 256
-BARE_KEY: Final = re.compile(r"([{,]\s*)([^\s{}\[\],:][^{}\[\],:]*?)\s*:")
-"""A key with nothing around it, behind what it follows."""
-NOTHING: Final = re.compile(r"\bNone\b")
+IN_ARGUMENTS: Final = re.compile(
+    r""""(?:[^"\\]|\\.)*"|(?P<front>[{,]\s*)(?P<key>[^\s{}\[\],:"][^{}\[\],:"]*?)\s*:|\b(?:None|True|False)\b""",
+    re.DOTALL,
+)
+"""A string of JSON, a key with nothing around it, behind what it follows, or what Python writes so."""
+CONSTANTS: Final = {"None": "null", "True": "true", "False": "false"}
 _LINE: Final = ("\n",)
 """What stands between a name and arguments in forms that have no other mark there, nor an id."""
 KEYS: Final = ("name", "arguments", "parameters", "type", "function", "id", "tool_name", "tool_call_id")
@@ -176,13 +179,7 @@ class Reader:
     def _answer(self, *, thinking: bool) -> _Steps[None]:
         # A model may open the thought once more that its prompt has opened.
         if (self._thought and (yield from self._begins(self._thought[0]))) or thinking:
-            assert self._thought is not None
-            yield from self._spaces()
-            self._cut(self._at)
-            end = self._thought[1]
-            calls = self._form.opens[:1] if self._form.ends_thought and self._names else ()
-            if (yield from self._until((end, *calls), Thinking)) == end:
-                self._cut(len(end))
+            yield from self._think()
             self._strip = True
         bare = self._form.bare
         if bare is not None and not (bare and (yield from self._begins(bare))) and self._names:
@@ -194,10 +191,26 @@ class Reader:
             if letter and letter in "{[":
                 yield from self._region("")
             self._at = 0
+        channel = self._form.channel if self._thought else ""
+        silent = (channel, self._thought[1]) if self._thought and channel else ()
         while mark is not None:
-            mark = yield from self._until(marks, Text)
-            if mark is not None:
+            mark = yield from self._until((*marks, *silent), Text)
+            if mark is not None and mark not in silent:
                 yield from self._region(mark)
+            elif mark is not None:
+                self._cut(len(mark))
+                if self._thought and mark == channel and (yield from self._begins(self._thought[0][len(channel) :])):
+                    yield from self._think()
+
+    def _think(self) -> _Steps[None]:
+        """A thought that is open, up to its end."""
+        assert self._thought is not None
+        yield from self._spaces()
+        self._cut(self._at)
+        end = self._thought[1]
+        calls = self._form.opens[:1] if self._form.ends_thought and self._names else ()
+        if (yield from self._until((end, *calls), Thinking)) == end:
+            self._cut(len(end))
 
     def _region(self, mark: str) -> _Steps[None]:
         """Calls behind a mark with which the text begins, or text that only looks so."""
@@ -287,7 +300,8 @@ class Reader:
         yield from self._quoted(self._form.quote) if self._form.quote else self._arguments()
 
     def _quoted(self, quote: str) -> _Steps[None]:
-        """Arguments, with which the text begins, whose strings stand between marks; told as JSON once all are there."""
+        """Arguments, with which the text begins, whose strings stand between marks, or are JSON's; told as JSON once
+        all are there."""
         within, depth = False, 0
         while (letter := (yield from self._letter())) and (within or depth or not self._at):
             while not self._ended and _may_become(self._text[self._at : self._at + len(quote)], quote):
@@ -296,11 +310,19 @@ class Reader:
                 within = not within
                 self._at += len(quote)
                 continue
-            depth += 0 if within else (letter in "{[") - (letter in "]}")
             self._at += 1
+            if letter == '"' and not within:
+                yield from self._string()
+            depth += 0 if within else (letter in "{[") - (letter in "]}")
         said = _unmarked(self._text[: self._at], quote)
         self._cut(self._at)
         self._events.append(Arguments(self._calls - 1, said))
+
+    def _string(self) -> _Steps[None]:
+        """Go behind the end of a string of JSON, which has begun."""
+        while (letter := (yield from self._letter())) and letter != '"':
+            self._at += 1 + (letter == "\\")
+        self._at += 1
 
     def _parameters(self, name: str, front: str, between: str, behind: str) -> _Steps[None]:
         """Arguments one by one, up to a mark that closes; each is told as JSON once it is there."""
@@ -578,11 +600,15 @@ def _unmarked(text: str, quote: str) -> str:
     """Arguments as JSON whose strings stood between marks, and whose keys alone; what is JSON already as it is."""
     parts = text.split(quote)
     for at, part in enumerate(parts):
-        if at % 2:
-            parts[at] = json.dumps(part, ensure_ascii=False)
-        elif len(parts) > 1 or '"' not in part:
-            parts[at] = NOTHING.sub("null", BARE_KEY.sub(r'\1"\2":', part))
+        parts[at] = json.dumps(part, ensure_ascii=False) if at % 2 else IN_ARGUMENTS.sub(_as_in_json, part)
     return "".join(parts)
+
+
+def _as_in_json(found: re.Match[str]) -> str:
+    """A string of JSON, a key or a constant as JSON has it."""
+    if (key := found["key"]) is not None:
+        return f"{found['front']}{json.dumps(key, ensure_ascii=False)}:"
+    return CONSTANTS.get(found[0], found[0])
 
 
 def _may_become(text: str, mark: str) -> bool:

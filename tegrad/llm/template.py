@@ -48,6 +48,9 @@ NAMED: Final[Mapping[str, str]] = {
     "mistral-v7-tekken": "{%- set space = '' %}" + _SYSTEM_PROMPT,
 }
 """By the names that llama.cpp's converter writes in place of a template where a model of Mistral's brings none."""
+REPLIES: Final[Mapping[str, str]] = {"<turn|>\n": "<|turn>model\n"}
+"""What follows such an end of a text where an answer begins: Gemma 4's template leaves it out after a message that both
+says something and calls."""
 CPU_LIMIT_S: Final = 3.0
 """That a template may compute to be compiled, and for a text."""
 WALL_LIMIT_S: Final = 9.0
@@ -140,6 +143,8 @@ class Template:
             if self._process.poll() is not None:
                 self._process = self._started()
             text = self._ask(self._process, f'{request[:-1]}, "limit": {limit}}}', limit)
+        if reply:
+            text += next((begin for end, begin in REPLIES.items() if text.endswith(end)), "")
         # What is no character, such as a half of one out of the file's tokens, could not be encoded.
         return text if text.isascii() else text.encode("utf-8", "replace").decode()
 

@@ -24,6 +24,14 @@ def test_chatml_is_rendered_with_and_without_the_reply_mark() -> None:
     assert template.render(HELLO) == '<|im_start|>user\n<b>&"hi"<|im_end|>\n<|im_start|>assistant\n'
 
 
+def test_an_answer_begins_with_a_turn_where_gemma_4s_template_leaves_it_out() -> None:
+    template = Template(
+        "{% for message in messages %}<|turn>{{ message.role }}\n{{ message.content }}<turn|>\n{% endfor %}"
+    )
+    assert template.render(HELLO, reply=False) == '<|turn>user\n<b>&"hi"<turn|>\n'
+    assert template.render(HELLO) == '<|turn>user\n<b>&"hi"<turn|>\n<|turn>model\n'
+
+
 def test_json_is_not_escaped_for_html() -> None:
     template = Template("{% for tool in tools %}{{ tool | tojson }}{% endfor %}")
     assert template.render([], tools=[{"name": "<f>", "é": 1}]) == '{"name": "<f>", "é": 1}'

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tool_outputs import (
     DEEPSEEK,
     GEMMA,
+    GEMMA4,
     GLM,
     GLM_2024,
     GRANITE,
@@ -105,6 +106,14 @@ def test_recorded_answers_say_what_they_say(one: Recorded) -> None:
 def test_what_only_looks_like_a_call_or_a_thought_is_text_in_full(template: str, answer: str) -> None:
     assert events(template, [answer]) == [Text(answer)]
     assert events(template, list(answer)) == [Text(answer)]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_gemma_4_may_think_behind_what_it_says(known: bool) -> None:
+    answer = "Yes.<|channel>thought\nHm.\n<channel|> And no.<|channel>thought\n<channel|>"
+    for pieces in ([answer], list(answer), re.split(r"(<[^>]*>)", answer)):
+        told = events(GEMMA4, pieces, known=known)
+        assert told == [Text("Yes."), Thinking("Hm."), Text(" And no.")]
 
 
 def test_without_tools_calls_are_text() -> None:

@@ -183,6 +183,23 @@ RECORDED = {
         GEMMA4, 'So: <|tool_call>call:get_weather{city:<|"|>a: {"b", c:1}\n<|"|>,at:{x y:<|"|><|"|>}}<tool_call|>',
         (("get_weather", {"city": 'a: {"b", c:1}\n', "at": {"x y": ""}}),), text="So: ",
     ),
+    "gemma 4 in JSON, with what closes objects in a string": Recorded(
+        GEMMA4, '<|tool_call>call:get_weather{"city": "a } b ] \\" {", "at": <|"|>x<|"|>}<tool_call|>',
+        (("get_weather", {"city": 'a } b ] " {', "at": "x"}),),
+    ),
+    "gemma 4 with Python's constants": Recorded(
+        GEMMA4, '<|tool_call>call:add{a:None,b:[True,False,<|"|>None, c:True<|"|>]}<tool_call|>',
+        (("add", {"a": None, "b": [True, False, "None, c:True"]}),),
+    ),
+    "gemma 4 says what looks like a call": Recorded(
+        GEMMA4, "Just call: get_weather {x} please", (), text="Just call: get_weather {x} please"
+    ),
+    "gemma 4 thinks twice, and ends what it has not begun": Recorded(
+        GEMMA4,
+        "<|channel>thought\nOne.<channel|>\n<|channel>thought\nTwo.\n<channel|><channel|><|channel>"
+        'No.<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>',
+        (WEATHER,), text="No.", thought="One.Two.",
+    ),
     "gemma 4 in JSON": Recorded(GEMMA4, '<|tool_call>call:get_weather{"city": "Paris"}<tool_call|>', (WEATHER,)),
     "phi 4 mini": Recorded(
         PHI,
