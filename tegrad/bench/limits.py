@@ -109,16 +109,15 @@ def _load(device: Gpu) -> Any:
 
 
 def step_bytes(path: Path, depth: int = 0) -> int:
-    """Bytes that a decode step of a GGUF file cannot but read: its tensors once, and keys and values of `depth` tokens.
+    """Bytes that a decode step of a GGUF file cannot but read: its model's tensors once, and keys and values of `depth`
+    tokens.
 
     A table of which a step reads one row (an embedding that is not the output too, learned positions) counts as a row;
     what divides rope frequencies counts for nothing. Keys and values are halves; a layer reads those in its window.
     """
     with Gguf.open(path) as file:
         config = Config.read(file)
-        arch, tensors = config.arch, dict(file.tensors)
-        for name in arch.rope_divisors:
-            tensors.pop(name, None)
+        arch, tensors = config.arch, {info.name: info for info in config.tensors(file)}
         total = sum(info.nbytes for info in tensors.values())
         inputs = config.network.embed.inputs
         rows: list[Spec] = [*present(arch.positions, inputs.table if inputs else None)]

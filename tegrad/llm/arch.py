@@ -387,7 +387,7 @@ GEMMA2: Final = replace(
 GEMMA4: Final = replace(
     GEMMA3,
     name="gemma4",
-    windows=Windows(6),
+    windows=Windows(6, base=10000.0),
     dim_scaled=None,
     score_scale=1.0,
     rope_divisors=FREQUENCIES,
@@ -898,7 +898,8 @@ class Config:
     def read(cls, file: Gguf) -> Self:
         """The sizes of a file's model; raises UnsupportedModelError or GgufError."""
         config = cls.of(file, lambda spec: file.tensor(tensor_name(spec)).shaped(2).shape)
-        config = replace(config, arch=_as_stored(config, file), forms=_with_values(config, file))
+        config = replace(config, arch=_as_stored(config, file))
+        config = replace(config, forms=_with_values(config, file))
         config._check_all(file)
         return config
 
@@ -1095,8 +1096,8 @@ def _as_stored(config: Config, file: Gguf) -> Arch:
 
 
 def _with_values(config: Config, file: Gguf) -> tuple[LayerForm, ...]:
-    """Each layer's form: one without a matrix of values takes what its keys are made of."""
-    if not config.arch.sized:
+    """Each layer's form: one with matrices of queries and keys alone takes what its keys are made of as values."""
+    if not config.arch.sized or config.arch.qkv != LLAMA.qkv:
         return config.forms
     return tuple(
         replace(form, values_are_keys=form.source is None and f"blk.{at}.attn_v.weight" not in file.tensors)

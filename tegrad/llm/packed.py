@@ -143,12 +143,14 @@ class PackedLoader:
                 at += part.nbytes
         return buffer
 
-    def scaled(self, info: TensorInfo, scale: float, zeros: int = 0) -> Buffer:
-        """An F32 vector of the file, multiplied, and so many zeros."""
+    def scaled(self, info: TensorInfo, scale: float, zeros: int = 0, behind: Sequence[TensorInfo] = ()) -> Buffer:
+        """An F32 vector of the file, multiplied, so many zeros, and others of the file as they are."""
         with np.errstate(over="ignore", invalid="ignore"):  # what is no number stays none, and its logits say so
             values = np.frombuffer(self.file.read(info.offset, info.nbytes), np.float32) * np.float32(scale)
-        buffer = self._take(info.nbytes + 4 * zeros)
-        self.device.upload(buffer, values.tobytes() + bytes(4 * zeros))
+        rest = (self.file.read(part.offset, part.nbytes) for part in behind)
+        content = b"".join((values.tobytes(), bytes(4 * zeros), *rest))
+        buffer = self._take(len(content))
+        self.device.upload(buffer, content)
         return buffer
 
     def run(self) -> None:
@@ -303,8 +305,7 @@ class PackedModel(Closing):
             if spec in scaled.values():
                 continue
             if (scale := scaled.get(spec)) is not None:
-                infos = [self._own.check(file, one, at) for one in (spec, scale)]
-                vectors[spec.name] = self._load.vector(infos)
+                vectors |= self._vectors(file, spec, at, last=self._own.check(file, scale, at))
             elif not spec.multiplied:
                 vectors |= self._vectors(file, spec, at)
             elif spec not in projected:
@@ -332,8 +333,10 @@ class PackedModel(Closing):
             )
         return tuple(matrices)
 
-    def _vectors(self, file: Gguf, spec: Spec, layer: int | None = None, scale: float = 1.0) -> dict[str, Buffer]:
-        """A norm's weights, and its bias if it has one; or a kernel."""
+    def _vectors(
+        self, file: Gguf, spec: Spec, layer: int | None = None, scale: float = 1.0, last: TensorInfo | None = None
+    ) -> dict[str, Buffer]:
+        """A norm's weights, with a `last` vector behind them, and its bias if it has one; or a kernel."""
         info, size = self._own.check(file, spec, layer), spec.shape[0]
         zeros = prod(map(self.config.at(layer).size, spec.shape)) - prod(info.shape)
         if len(spec.shape) == 1:
@@ -341,9 +344,9 @@ class PackedModel(Closing):
         found = {spec.name: info}
         if (bias := self._bias(file, spec, layer)) is not None:
             found[f"{spec.name}.bias"] = bias
-        load = self._load
+        load, behind = self._load, [] if last is None else [last]
         return {
-            name: load.vector([part, zeros]) if scale == 1 else load.scaled(part, scale, zeros)
+            name: load.vector([part, zeros, *behind]) if scale == 1 else load.scaled(part, scale, zeros, behind)
             for name, part in found.items()
         }
 

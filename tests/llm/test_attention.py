@@ -197,7 +197,7 @@ def test_a_token_that_outweighs_all_before_it(opened: Any, operands: Operands) -
         {"cache": "q4_0"},
         {"heads": 7},
         {"head_dim": 72},
-        {"head_dim": 512},
+        {"head_dim": 528},
         {"head_dim": 80, "cache": "q8_0"},
     ],
 )

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_llama
 from decode_steps import decoded, far
 from numpy.typing import NDArray
-from tiny_llama import SHAPES, TYPE, rewritten, write
+from tiny_llama import SHAPES, TYPE, Shape, rewritten, write
 
+from tegrad.bench.limits import step_bytes
 from tegrad.bench.plans import DryDevice
 from tegrad.hw.chips import CHIPS
 from tegrad.llm.arch import Config
@@ -71,6 +73,59 @@ def test_each_layer_has_its_own_sizes(path: Path, large: Path) -> None:
     assert other.projected == 4 * 64 + 2 * 4 * 64  # of layers within a window: the others' values are keys
     assert not any(isinstance(op, InputGate) for _, op in other.network.operations())
     assert other.network.last_add.scale is not None
+
+
+def test_layers_of_two_shapes_fit_the_larger_products(tmp_path: Path) -> None:
+    made = config(write(tmp_path / "model.gguf", replace(LARGE, local=(128, 2)), TYPE.Q8_0))
+    assert made.projected == 4 * 128 + 2 * 2 * 128  # of a layer within a window: the others' values are keys
+
+
+def test_a_matrix_of_queries_keys_and_values_has_the_values(
+    tmp_path: Path, large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As llama.cpp's converter writes them with --fuse-qkv."""
+    apart = tiny_llama.weights
+
+    def fused(shape: Shape, seed: int) -> dict[str, np.ndarray]:
+        made = apart(shape, seed)
+        for at in range(shape.layers):
+            queries, keys, values = (made.pop(f"blk.{at}.attn_{side}.weight", None) for side in "qkv")
+            assert queries is not None
+            assert keys is not None
+            made[f"blk.{at}.attn_qkv.weight"] = np.concatenate([queries, keys, keys if values is None else values])
+        return made
+
+    monkeypatch.setattr(tiny_llama, "weights", fused)
+    path = write(tmp_path / "fused.gguf", LARGE, TYPE.Q8_0)
+    assert not any(op.values_are_keys for op in config(path).network.attends)
+    assert far(Reference(path).logits(TOKENS[:50]), Reference(large).logits(TOKENS[:50])) < 1e-5
+
+
+def test_keys_and_values_that_no_layer_takes_do_not_count(
+    tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Published files have those of layers that take an earlier one's."""
+    apart = tiny_llama.weights
+
+    def more(shape: Shape, seed: int) -> dict[str, np.ndarray]:
+        made = apart(shape, seed)
+        unread = {name.replace("blk.4", "blk.7"): made[name] for name in made if name.startswith("blk.4.attn_")}
+        return {**unread, **made}
+
+    monkeypatch.setattr(tiny_llama, "weights", more)
+    larger = write(tmp_path / "larger.gguf", SMALL, TYPE.Q8_0)
+    assert larger.stat().st_size > path.stat().st_size
+    assert step_bytes(larger) == step_bytes(path)
+    assert np.array_equal(Reference(larger).logits(TOKENS[:9]), Reference(path).logits(TOKENS[:9]))
+
+
+def test_nothing_scales_the_rotation_within_windows(path: Path, tmp_path: Path) -> None:
+    """As in llama.cpp, and from a base of 10,000 where a file says none."""
+    changes = {"gemma4.rope.freq_base_swa": None, "gemma4.rope.scaling.type": "linear",
+               "gemma4.rope.scaling.factor": 4.0}  # fmt: skip
+    near, _, far_ = (op.rope for op in config(rewritten(path, tmp_path / "model.gguf", **changes)).network.attends[:3])
+    assert (near.base, near.scale, near.divided) == (1e4, 1.0, False)
+    assert (far_.base, far_.scale, far_.divided) == (1e6, 0.25, True)
 
 
 def test_layers_that_share_keys_and_values_have_one_cache(path: Path) -> None:
@@ -139,6 +194,17 @@ def test_steps_prompts_and_batches_are_the_references(
     found = way(path, device, tokens)
     off = (found - expected[-len(found) :]) / expected.std()
     assert np.sqrt((off**2).mean()) < (0.05 if way in (steps, overlapped) else 5e-3)
+
+
+@pytest.mark.board
+@pytest.mark.parametrize("way", [steps, pytest.param(prompt, marks=pytest.mark.long)])
+def test_a_stream_that_is_no_whole_runs_has_its_scale_behind_zeros(
+    tmp_path: Path, way: Callable[[Path, str, list[int]], NDArray[np.float32]], device: str
+) -> None:
+    shape = replace(LARGE, dim=288, layers=2, head_dim=64, kv_heads=4)
+    path = write(tmp_path / "model.gguf", shape, TYPE.Q8_0)
+    expected, found = Reference(path).logits(TOKENS[:6]), way(path, device, TOKENS[:6])
+    assert far(found, expected[-len(found) :]) < 0.1
 
 
 @pytest.mark.board
