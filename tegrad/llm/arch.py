@@ -298,6 +298,8 @@ TEMPERATURE: Final = "attention.temperature_scale"
 """`Temperature.scale`; its period is the context before YaRN."""
 NEXT: Final = "nextn_predict_layers"
 """How many of a file's blocks, its last ones, guess tokens ahead (EXAONE 4.5): as in llama.cpp, nothing runs them."""
+SUPPRESSED: Final = "tokenizer.ggml.suppress_tokens"
+"""Tokens that the model's authors never draw."""
 LOG_MULTIPLIER: Final = "rope.scaling.yarn_log_multiplier"
 """With it YaRN's growth of cosines and sines is divided by what it would be with so many times the logarithm."""
 BASE: Final = ("rope.freq_base", "rope.global.freq_base")
@@ -721,6 +723,8 @@ class Config:
     """Elements of a layer's own input beside the stream, as Gemma 4 has it."""
     ahead: int = 0
     """Blocks of the file behind its layers, whose tensors are left alone."""
+    suppressed: tuple[int, ...] = ()
+    """Tokens that are never drawn, such as those that stand for pictures."""
     own: Config | None = None
     """The file's sizes, where these are `filled` up."""
 
@@ -961,6 +965,7 @@ class Config:
             **_instead(get, arch),
             layer_input=_layer_input(get, arch),
             ahead=ahead,
+            suppressed=_suppressed(get, shape(arch.embedding)[0]),
         )
         config = replace(config, forms=_sized(get, config)) if arch.sized else config
         for at, form in enumerate(config.layer_forms):
@@ -1103,6 +1108,14 @@ def _with_values(config: Config, file: Gguf) -> tuple[LayerForm, ...]:
         replace(form, values_are_keys=form.source is None and f"blk.{at}.attn_v.weight" not in file.tensors)
         for at, form in enumerate(config.layer_forms)
     )
+
+
+def _suppressed(get: _Reader, vocab: int) -> tuple[int, ...]:
+    """Tokens that a file says are never drawn; those that it does not have do not count, as in llama.cpp."""
+    listed = get.file.metadata.get(SUPPRESSED, [])
+    if not isinstance(listed, list) or any(type(token) is not int for token in listed):
+        raise get.file.corrupt(f"{SUPPRESSED} = {shown(listed)}, which are no tokens")
+    return tuple(sorted({token for token in listed if 0 <= token < vocab}))
 
 
 def _layer_input(get: _Reader, arch: Arch) -> int:

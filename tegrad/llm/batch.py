@@ -212,6 +212,7 @@ class Batch(Closing):
         self._check_open()
         self.config.check_prompt(tokens)
         limit = self.cache.positions if limit is None else min(limit, self.cache.positions)
+        settings = settings.without(self.config.suppressed)
         settings.check(self.config.vocab)
         if len(self._members) == self.slots:
             raise NoRoom(f"all {self.slots} slots of the batch are in use: wait until a sequence leaves")

@@ -256,6 +256,7 @@ class Engine(Closing):
             self.feed(prompt)
             return
         settings, own = _settings(sampler)
+        settings = settings.without(self.config.suppressed)
         self.logprobs = []
         chosen = own if seed is None else seed
         chosen = secrets.randbits(64) if chosen is None else chosen

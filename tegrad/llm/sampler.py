@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -129,6 +129,13 @@ class Settings:
         }
         if wrong := [rule for rule, holds in allowed.items() if not holds]:
             raise ModelError(f"cannot sample with {self}: give {' and '.join(wrong)}")
+
+    def without(self, tokens: Collection[int]) -> Settings:
+        """The same, but with tokens that are never taken, whatever their biases were. ModelError as for too many."""
+        if not tokens:
+            return self
+        kept = (bias for bias in self.biases if bias[0] not in tokens)
+        return replace(self, biases=(*kept, *((token, -np.inf) for token in tokens)))
 
     def check(self, vocab: int) -> None:
         """ModelError for biases of tokens that a vocabulary of this size has not."""

@@ -92,7 +92,7 @@ class Session:
         logits, told = self.feed(prompt), sampler.settings.logprobs
         self.logprobs, written = [], list[int]()
         while limit is None or len(written) < limit:
-            token = sampler(logits, self.tokens, mask and mask(written))
+            token = sampler(self._drawable(logits), self.tokens, mask and mask(written))
             self.logprobs += [] if told is None else [Logprobs.of(logits, token, told)]
             written.append(token)
             yield token
@@ -100,6 +100,13 @@ class Session:
                 return
             if len(written) != limit:
                 logits = self.feed([token])
+
+    def _drawable(self, logits: Logits) -> Logits:
+        """Logits of which tokens that are never drawn have none."""
+        if suppressed := self.model.config.suppressed:
+            logits = logits.copy()
+            logits[list(suppressed)] = -np.inf
+        return logits
 
     def _feed(self, tokens: Sequence[int], *, every: bool) -> Logits:
         self._check(tokens)
