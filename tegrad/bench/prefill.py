@@ -48,7 +48,7 @@ from tegrad.llm.gemm import (
     blocks_held,
     pick_tile,
 )
-from tegrad.llm.network import Add, Gate
+from tegrad.llm.network import Add, Gate, InputGate
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.packing import packed_bytes
 from tegrad.llm.prefill import Prefill, chunk_bytes, chunk_sizes
@@ -100,11 +100,13 @@ def gemms(
     with plans.uncompiled(arch) as device:
         made = plans.model(config, formats, device, tied)
         with Rows(made, SMALL_M, POSITIONS, pick) as rows:
+            rows.inputs(SMALL_M, rows.x, (rows.x, rows.x))
+            roles += ["down"] * len(noted)
             for at, block in enumerate(rows.network.blocks):
                 rows.layer(at, SMALL_M, rows.x, lambda at, op: ())
                 roles += ["qkv"] * len(made.layers[at].qkv)
                 for op in block:
-                    if isinstance(op, Add | Gate):
+                    if isinstance(op, Add | Gate | InputGate):
                         roles += [op.role] * (1 + (isinstance(op, Gate) and rows.gates_apart(at)))
             rows.logits(rows.x, SMALL_M, rows.x)
     return Counter(zip([*roles, "logits"], noted, strict=True))

@@ -94,7 +94,10 @@ def test_values_that_change_nothing_are_not(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ARCHES)
 def test_a_tensor_that_the_family_does_not_use_is_refused(tmp_path: Path, name: str) -> None:
-    shape = replace(SMALL, arch=name, extra={f"{name}.{scale}": 1.5 for scale in ARCHES[name].needs})
+    shape = replace(
+        SMALL, arch=name, extra={f"{name}.{scale}": 1.5 for scale in ARCHES[name].needs},
+        local=(SMALL.width, SMALL.kv_heads) if ARCHES[name].sized else (0, 0),
+    )  # fmt: skip
     if ARCHES[name].instead is not None:
         keys = ("shortconv.l_cache", "ssm.conv_kernel", "ssm.state_size", "ssm.time_step_rank", "ssm.group_count")
         extra = {f"{name}.{key}": 3 for key in keys} | {

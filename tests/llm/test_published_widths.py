@@ -51,6 +51,8 @@ WIDTHS = {
     "Qwen 3 32B": Width("qwen3", 5120, 25600, 64, 8, 128),
     "Gemma 2 27B": Width("gemma2", 4608, 36864, 32, 16, 128),
     "Gemma 3 12B": Width("gemma3", 3840, 15360, 16, 8, 256),
+    "Gemma 4 E2B": Width("gemma4", 1536, 6144, 8, 1, 512),
+    "Gemma 4 E4B": Width("gemma4", 2560, 10240, 8, 2, 512),
     "Gemma 7B": Width("gemma", 3072, 24576, 16, 16, 256),
     "Phi-4": Width("phi3", 5120, 17920, 40, 10, 128),
     "Granite 3 8B": Width("granite", 4096, 12800, 32, 8, 128),
@@ -92,8 +94,9 @@ WIDTHS = {
 
 PARTLY_TURNED = ("glm4", "chatglm", "nemotron", "phi2", "gptneox", "stablelm")
 """Families half of whose heads rotates here."""
-MANY_LAUNCHES = ("gpt2", "gptneox", "stablelm")
-"""Families that the step in one launch refuses: for positions, two norms of a block, or a norm's bias at a gate."""
+MANY_LAUNCHES = ("gpt2", "gptneox", "stablelm", "gemma4")
+"""Families that the step in one launch refuses: for positions, two norms of a block, a norm's bias at a gate, or layers
+of different sizes."""
 
 
 @pytest.fixture
@@ -116,11 +119,14 @@ def written(path: Path, width: Width) -> Path:
     turned = width.head_dim // 2 if width.arch in PARTLY_TURNED else width.head_dim
     own = base.own | {"rope.dimension_count": turned} if "rope.dimension_count" in base.own else dict(base.own)
     own |= {"attention.sliding_window_pattern": 2} if width.arch == "gemma3" else {}
+    if width.arch == "gemma4":
+        own |= {"attention.sliding_window_pattern": [True, False], "attention.shared_kv_layers": 0}
+        own |= {"feed_forward_length": width.ffn}
     if width.arch == "qwen35":
         mixed = width.heads * width.head_dim
         own |= {"full_attention_interval": 2, "ssm.inner_size": mixed, "ssm.time_step_rank": mixed // 128}
     shape = replace(
-        base, **width._asdict(), layers=2 if width.arch in ("gemma3", "lfm2", "qwen35") else 1, vocab=1024,
+        base, **width._asdict(), layers=2 if width.arch in ("gemma3", "gemma4", "lfm2", "qwen35") else 1, vocab=1024,
         specials=min(base.specials, 1000), context=4096, own=own, attends=(1,) if base.attends else (),
     )  # fmt: skip
     models.write(path, shape, "q4km")

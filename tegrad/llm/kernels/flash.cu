@@ -4,7 +4,7 @@
 // A block has WARPS * 16 rows, each one query head of one token; the GROUP query heads that share a KV head lie side by
 // side, so that they share its tiles of TILE positions. Scores never leave registers: the accumulators of q k^T are the
 // left operand of the product with v. The chunk's own keys and values are in the cache already. Of heads beyond 256
-// elements a block mixes one part of PARTS, since a warp's registers hold no more, and its queries lie in shared memory.
+// elements a block mixes one part of PARTS, as a warp's registers hold no more, and its queries lie in shared memory.
 //
 // HEADS, KV_HEADS, HEAD_DIM, POSITIONS (of the cache), CACHE_Q8 (0: f16, 1: q8_0), WARPS, TILE; ATTENTION_SCALE,
 // SCORE_CAP, WINDOW, BLOCK_POSITIONS, TABLE_BLOCKS as in attention.cuh. A ring that positions wrap around in has whole
@@ -45,8 +45,8 @@ static __device__ __forceinline__ void store_widened(unsigned to, uint4 bytes, _
                      "r"(out[4 * h + 2]), "r"(out[4 * h + 3]) : "memory");
 }
 
-// Rows [first, first + TILE) of one side of a KV head's cache, COLUMNS of each; those from `end` on are zeros. `blocks`:
-// the sequence's.
+// Rows [first, first + TILE) of one side of a KV head's cache, COLUMNS of each; those from `end` on are zeros.
+// `blocks`: the sequence's.
 template <int COLUMNS = HEAD_DIM>
 static __device__ __forceinline__ void copy_side(unsigned to, const void *cache, const __half *scales,
                                                  [[maybe_unused]] const int *blocks, int first, int end) {

@@ -9,10 +9,10 @@
 #include "chunk.cuh"
 #include "overlap.cuh"
 
-// qkv: floats (tokens, HEADS + MADE * KV_HEADS, HEAD_DIM), where GATED with each head's gates behind its query; q: halves
-// (tokens, HEADS, HEAD_DIM); keys, values and their scales: one layer's cache (slot, KV head, position, HEAD_DIM), or a
-// pool of blocks (attention.cu) whose table of all slots follows; rope: cosines and sines (2, rope_positions,
-// ROPE_PAIRS).
+// qkv: floats (tokens, HEADS + MADE * KV_HEADS, HEAD_DIM), where GATED with each head's gates behind its query;
+// q: halves (tokens, HEADS, HEAD_DIM); keys, values and their scales: one layer's cache (slot, KV head, position,
+// HEAD_DIM), or a pool of blocks (attention.cu) whose table of all slots follows; rope: cosines and sines
+// (2, rope_positions, ROPE_PAIRS).
 extern "C" __global__ void store_qkv(
     __half *q, void *keys, void *values, __half *key_scales, __half *value_scales, const float *qkv,
     const float *q_norm, const float *k_norm, const float *rope, const Chunk *chunk,
