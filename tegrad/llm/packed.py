@@ -286,12 +286,12 @@ class PackedModel(Closing):
         net = self.config.network
         self.embedding = self._matrix(file, net.embed.table)
         self.positions = None if net.embed.positions is None else self._matrix(file, net.embed.positions)
-        given = net.embed.inputs
-        self.inputs = None if given is None else self._matrix(file, given.table)
-        self.inputs_matrix = None if given is None else self._matrix(file, given.matrix)
+        beside = net.embed.inputs
+        self.inputs = None if beside is None else self._matrix(file, beside.table)
+        self.inputs_matrix = None if beside is None else self._matrix(file, beside.matrix)
         self.layers = tuple(self._layer(file, at) for at in range(self.config.layers))
         self.vectors = self._vectors(file, net.logits.norm.spec, scale=net.logits.norm.scale)
-        self.vectors |= {} if given is None else self._vectors(file, given.norm)
+        self.vectors |= {} if beside is None else self._vectors(file, beside.norm)
         tied = tensor_name(net.logits.matrix) not in file.tensors
         self.output = self.embedding if tied else self._matrix(file, net.logits.matrix)
 

@@ -1,4 +1,4 @@
-"""Decode steps of a packed model, a token each, and how far their logits are from others."""
+"""Logits of a packed model by decode steps, a prompt or a batch, and how far they are from others."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.plan import DecodePlan
+from tegrad.llm.prefill import Prefill
+from tegrad.llm.rows import floats
 from tegrad.llm.state import State, States
+from tegrad.nv.gpu import opened
 from tegrad.nv.replay import Recording
 
 TOKENS = [5, 17, 200, 3, 3, 91, 250, 1, 42, 7]
@@ -63,3 +67,27 @@ def errors(logits: np.ndarray, exact: np.ndarray) -> tuple[float, float]:
     """Largest and root mean square difference, in deviations of the exact logits."""
     difference = (logits - exact) / exact.std()
     return float(np.abs(difference).max()), float(np.sqrt((difference**2).mean()))
+
+
+def steps(path: Path, device: str, tokens: list[int]) -> NDArray[np.float32]:
+    """Every token's, by steps of many launches."""
+    return decoded(path, opened(device), tokens)
+
+
+def prompt(path: Path, device: str, tokens: list[int]) -> NDArray[np.float32]:
+    """Every token's, in chunks of 16."""
+    with (
+        PackedModel.load(path, "NV") as model,
+        KvCache(model.device, model.config, 64) as cache,
+        Prefill(model, cache, sizes=(16,)) as prefill,
+    ):
+        return prefill.score(tokens)
+
+
+def batch(path: Path, device: str, tokens: list[int]) -> NDArray[np.float32]:
+    """The last token's, beside two others."""
+    with PackedModel.load(path, "NV") as model, Batch(model, slots=3, positions=64, sizes=(48,)) as made:
+        first, *_ = [made.join(tokens[at:], limit=len(tokens) - at) for at in range(3)]
+        while not first.finished:
+            made.step()
+        return floats(model.device, made.logits, model.config.vocab)[None].copy()

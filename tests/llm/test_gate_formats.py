@@ -8,21 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from decode_steps import decode, decoded
+from decode_steps import batch, decode, prompt, steps
 from numpy.typing import NDArray
 from small_tunings import SMALL
 from tiny_llama import SHAPES, TYPE, Shape, write
 
-from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.persistent import PersistentPlan
-from tegrad.llm.prefill import Prefill
 from tegrad.llm.reference import Reference
-from tegrad.llm.rows import floats
 from tegrad.llm.state import States
-from tegrad.nv.gpu import opened
 from tegrad.nv.replay import Recording
 
 TOKENS = 30
@@ -40,28 +36,6 @@ CASES: dict[str, tuple[Shape, TYPE, dict[str, TYPE]]] = {
 
 
 OFTEN = ("blocks", "gate in floats", "norms after blocks", "biases")
-
-
-def steps(path: Path, device: str, tokens: list[int]) -> NDArray[np.float32]:
-    return decoded(path, opened(device), tokens)
-
-
-def prompt(path: Path, device: str, tokens: list[int]) -> NDArray[np.float32]:
-    with (
-        PackedModel.load(path, "NV") as model,
-        KvCache(model.device, model.config, 64) as cache,
-        Prefill(model, cache, sizes=(16,)) as prefill,
-    ):
-        return prefill.score(tokens)
-
-
-def batch(path: Path, device: str, tokens: list[int]) -> NDArray[np.float32]:
-    """The last token's, beside two others."""
-    with PackedModel.load(path, "NV") as model, Batch(model, slots=3, positions=64, sizes=(48,)) as made:
-        first, *_ = [made.join(tokens[at:], limit=len(tokens) - at) for at in range(3)]
-        while not first.finished:
-            made.step()
-        return floats(model.device, made.logits, model.config.vocab)[None].copy()
 
 
 @pytest.mark.board

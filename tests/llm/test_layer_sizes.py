@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_llama
-from decode_steps import decoded, far
+from decode_steps import batch, decoded, far, prompt, steps
 from numpy.typing import NDArray
 from tiny_llama import SHAPES, TYPE, Shape, rewritten, write
 
@@ -19,17 +19,14 @@ from tegrad.bench.limits import step_bytes
 from tegrad.bench.plans import DryDevice
 from tegrad.hw.chips import CHIPS
 from tegrad.llm.arch import Config
-from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
 from tegrad.llm.engine import Engine
 from tegrad.llm.errors import GgufError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.network import InputGate
-from tegrad.llm.packed import PackedModel
 from tegrad.llm.persistent import check_block
-from tegrad.llm.prefill import Prefill
 from tegrad.llm.reference import Past, Reference
-from tegrad.llm.rows import check, floats
+from tegrad.llm.rows import check
 from tegrad.nv.gpu import opened
 
 SMALL = replace(SHAPES["gemma4 small"], context=200, vocab=97)
@@ -157,30 +154,8 @@ def test_every_tensor_counts(path: Path, expected: np.ndarray, name: str) -> Non
     assert far(reference.logits(TOKENS[:50]), expected[:50]) > 0.1
 
 
-def steps(path: Path, device: str, tokens: list[int]) -> NDArray[np.float32]:
-    return decoded(path, opened(device), tokens)
-
-
 def overlapped(path: Path, device: str, tokens: list[int]) -> NDArray[np.float32]:
     return decoded(path, opened(device), tokens, q8=True, overlap=True)
-
-
-def prompt(path: Path, device: str, tokens: list[int]) -> NDArray[np.float32]:
-    with (
-        PackedModel.load(path, "NV") as model,
-        KvCache(model.device, model.config, 64) as cache,
-        Prefill(model, cache, sizes=(16,)) as prefill,
-    ):
-        return prefill.score(tokens)
-
-
-def batch(path: Path, device: str, tokens: list[int]) -> NDArray[np.float32]:
-    """The last token's, beside two others."""
-    with PackedModel.load(path, "NV") as model, Batch(model, slots=3, positions=64, sizes=(48,)) as made:
-        first, *_ = [made.join(tokens[at:], limit=len(tokens) - at) for at in range(3)]
-        while not first.finished:
-            made.step()
-        return floats(model.device, made.logits, model.config.vocab)[None].copy()
 
 
 @pytest.mark.board
