@@ -16,7 +16,7 @@ from tegrad.llm.arch import Config
 from tegrad.llm.cache import LayerCache, pool_macros
 from tegrad.llm.chips import WARPS, kernels_of
 from tegrad.llm.errors import UnsupportedModelError
-from tegrad.llm.macros import QK_NORMS, ROPES, group_counts, number
+from tegrad.llm.macros import QK_NORMS, ROPES, WIDE, group_counts, number
 from tegrad.llm.network import Attend
 from tegrad.llm.programs import Programs, load_kernel
 from tegrad.llm.rope import Temperature
@@ -33,10 +33,6 @@ FEWEST_WARPS: Final = 4
 """Of a CTA where there are more of them than SMs, so that one SM holds several."""
 MIXED_BYTES: Final = 32 << 10
 MOST_HEAD_DIM: Final = 512
-WIDE: Final = 256
-"""Elements of a head beyond which a lane holds 16 instead of 8,"""
-MOST_WIDE: Final = 1024
-"""and a CTA so many of all its heads at most."""
 MOST_GROUP_READS: Final = 32768
 """Positions of a cache, times the CTAs that each read all of them for a group of the query heads, at most. On an H200
 seven groups were quicker at 4,000 positions; more were not tried."""
@@ -148,10 +144,7 @@ class Attention:
         """CTAs that share a KV head's query heads: fewer registers each, but keys and values are read again."""
         many = self.sequences == 1 and kernels_of(self.arch).overlaps and self.norms != "whole"
         most = MOST_GROUP_READS // self.positions if many else 1
-        counts = group_counts(self.heads // self.kv_heads)
-        if self.head_dim > WIDE:
-            counts = tuple(at for at in counts if self.heads // self.kv_heads // at * self.head_dim <= MOST_WIDE)
-        fewest, *more = counts
+        fewest, *more = group_counts(self.heads // self.kv_heads, self.head_dim)
         return (self.tuning or {}).get("HEAD_GROUPS", max((at for at in more if at <= most), default=fewest))
 
     @property

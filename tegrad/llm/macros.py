@@ -17,11 +17,16 @@ QK_NORMS: Final[Mapping[str, int]] = {"none": 0, "head": 1, "whole": 2, "turned"
 
 MOST_GROUP: Final = 8
 """Query heads of one KV head that a CTA attends for at most: it holds their queries and sums in registers."""
+WIDE: Final = 256
+"""Elements of a head beyond which a lane holds 16 instead of 8,"""
+MOST_WIDE: Final = 1024
+"""and a CTA so many of all its heads at most."""
 
 
-def group_counts(heads: int) -> tuple[int, ...]:
+def group_counts(heads: int, head_dim: int) -> tuple[int, ...]:
     """Into how many groups, each of another CTA, a KV head's query heads can be cut; the fewest first."""
-    return tuple(at for at in range(1, heads + 1) if heads % at == 0 and heads // at <= MOST_GROUP)
+    most = MOST_GROUP if head_dim <= WIDE else MOST_WIDE // head_dim
+    return tuple(at for at in range(1, heads + 1) if heads % at == 0 and heads // at <= most)
 
 
 def number(value: float) -> str:
