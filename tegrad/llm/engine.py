@@ -126,14 +126,14 @@ class Engine(Closing):
 
     def _quickest(self, model: PackedModel, states: States, cache: KvCache) -> Plan:
         """The step in one launch on Hopper, else launches, which there begin early (measured in docs/notebook.md), as
-        they do for narrow rows.
+        they do for narrow rows, and for floats in layers of different sizes.
 
         On an Orin one launch only where a record of it shows that packets between CTAs are right, and quicker.
         """
         overlaps = kernels_of(self.device.arch).overlaps
         if self._overlapped is not None or not (overlaps or roles.one_launch()):
             return DecodePlan(model, states, cache, overlap=self._overlapped is not None)
-        if not (overlaps and model.narrow):
+        if not (overlaps and model.suits_launches):
             with suppress(UnsupportedModelError):
                 return PersistentPlan(model, states, cache, reach=NEAR_POSITIONS if self._near else None)
         self._overlapped = AHEAD if overlaps else None
@@ -155,7 +155,7 @@ class Engine(Closing):
     @property
     def plan_name(self) -> str:
         """How a step runs: "one launch", "many launches", or "overlapped launches", which wait by themselves."""
-        if len(self.plan.launches) == 1:
+        if isinstance(self.plan, PersistentPlan):
             return "one launch"
         return "many launches" if self._overlapped is None else "overlapped launches"
 

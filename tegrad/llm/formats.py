@@ -646,7 +646,7 @@ _WORDS: Final = {4: "unsigned", 8: "uint2", 16: "uint4"}
 
 def header() -> str:
     """The table in C: KIND_X, BYTES_X, BASE_X_scales, ... of every format X, lists of formats, and OF_KIND(BYTES)."""
-    lines: list[str] = []
+    lines = ["#pragma once"]
     for what, names in (("INTEGERS", get_args(Integers)), ("SCALES", get_args(Scales))):
         lines += [f"#define {what}_{name} {code}" for code, name in enumerate(("NONE", *names))]
     for kind in FORMATS:

@@ -6,9 +6,14 @@ from typing import Final
 
 import numpy as np
 
+from tegrad.llm import embedding
+from tegrad.llm.formats import PLAIN, SET
+from tegrad.llm.launch_config import launch_config
 from tegrad.llm.macros import number
-from tegrad.llm.packed import PackedModel
+from tegrad.llm.matvec import Product
+from tegrad.llm.packed import PackedModel, parts
 from tegrad.llm.programs import Programs
+from tegrad.llm.workspace import Workspace
 from tegrad.nv.gpu import Buffer
 from tegrad.nv.replay import Launch
 
@@ -19,6 +24,25 @@ def bytes_of(model: PackedModel, rows: int) -> int:
     """Bytes of float32s for all layers' inputs of so many tokens."""
     config = model.config
     return 4 * rows * config.layers * config.layer_input
+
+
+def before(model: PackedModel, states: Buffer, workspace: Workspace, made: Buffer) -> tuple[Launch, ...]:
+    """What makes those of slot 0's token in `made` (layers, elements), by itself: the embedding of the token, its
+    product and the rest. The workspace is for what lies between."""
+    matrix, dim, programs = model.inputs_matrix, model.config.dim, Programs(model.device)
+    assert matrix is not None
+    product = Product(parts((matrix,)), dim, out_x=True)
+    config, packed = launch_config(product, "down", model.device.arch), matrix.kind not in PLAIN
+    sizes = {"x": 4 * dim, "q": dim, "s": 4 * dim // SET, "ss": 4 * -(-dim // SET), "out": bytes_of(model, 1)}
+    given = {name: workspace.take(size) for name, size in sizes.items()} | {"w0": matrix.buffer}
+    ones = workspace.put(np.ones(dim, np.float32))
+    more = (ones, given["q"], given["s"], given["ss"]) if packed else ()
+    program, buffers = product.load(model.device, config), tuple(given[name] for name in product.arguments)
+    return (
+        embedding.launch(model, programs, states, given["x"], more=more, OUT_Q=packed),
+        Launch(program, buffers, (product.grid(config), 1, 1), (32 * config.warps, 1, 1)),
+        launch(model, programs, given["out"], made, (states,), 1, most=1),
+    )
 
 
 def launch(

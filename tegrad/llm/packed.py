@@ -273,10 +273,12 @@ class PackedModel(Closing):
         return self.vectors if isinstance(op, Logits) else self.layers[layer].vectors
 
     @property
-    def narrow(self) -> bool:
-        """Whether packed rows of the stream are no multiple of 256: the step in one launch takes fewer at a time."""
+    def suits_launches(self) -> bool:
+        """Whether launches that overlap are quicker than one (docs/notebook.md): packed rows of the stream are no
+        multiple of 256, of which the one takes fewer at a time; or floats are in layers of different sizes."""
         matrices = [self.output, *(one for layer in self.layers for one in (*layer.qkv, *layer.matrices.values()))]
-        return self.config.dim % 256 != 0 and any(matrix.kind not in PLAIN for matrix in matrices)
+        packed = any(matrix.kind not in PLAIN for matrix in matrices)
+        return self.config.dim % 256 != 0 if packed else self.config.layers_differ
 
     def close(self) -> None:
         """Free the weights. Closing twice is harmless."""

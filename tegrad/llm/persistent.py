@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any, Final, Self
@@ -17,17 +17,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.hw.chips import Chip, by_arch
-from tegrad.llm import delta
+from tegrad.llm import delta, inputs
 from tegrad.llm.arch import Config
-from tegrad.llm.attention import Scoring
+from tegrad.llm.attention import MOST_HEAD_DIM, Scoring
 from tegrad.llm.biases import Biases
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import TUNED
 from tegrad.llm.closing import Closing
 from tegrad.llm.errors import UnsupportedModelError, UntunedChipError
 from tegrad.llm.formats import FORMATS, PLAIN, SEGMENT, SET, BlockType
-from tegrad.llm.macros import ACTIVATIONS, QK_NORMS, ROPES, number
-from tegrad.llm.network import Add, Attend, Block, Convolve, Convolving, Delta, Gate, Norm, NormKind, Project
+from tegrad.llm.macros import ACTIVATIONS, QK_NORMS, ROPES, WIDE, number
+from tegrad.llm.network import (
+    Add,
+    Attend,
+    Block,
+    Convolve,
+    Convolving,
+    Delta,
+    Gate,
+    InputGate,
+    Norm,
+    NormKind,
+    Project,
+)
 from tegrad.llm.network import Network as Operations
 from tegrad.llm.packed import PackedMatrix, PackedModel
 from tegrad.llm.programs import load_kernel
@@ -45,6 +57,7 @@ from tegrad.llm.schedule import (
     WorkspaceLayout,
     build,
     encode,
+    key_of,
     pieces_per_row,
     run_rows,
     stream_segment,
@@ -61,9 +74,9 @@ from tegrad.nv.replay import Launch
 NEAR_POSITIONS: Final = 256
 """Positions of a cache up to which attention loads keys and values itself; those of more come through the pipeline."""
 MOST_POSITION_READS: Final = 16384
-"""Such positions, times the CTAs that each read all of them for a group of the query heads, at most."""
-WIDEST_HEAD: Final = 256
-"""Elements of a head that the kernel runs."""
+"""Such positions, times the CTAs that each read all of them for a group of the query heads, at most,"""
+MOST_WIDE_READS: Final = 131072
+"""and where heads have more than WIDE elements: eight groups were quicker than four at 15,000; more were not tried."""
 Q8_POSITION_MULTIPLE: Final = 8
 """Positions that a q8_0 cache's must be a multiple of, so that the scales of a tile are whole pieces of 16 bytes."""
 BUFFERS: Final = ("program", "workspace", "states", "rings", "histories", "ends", "rope", "logits", "timestamps")
@@ -136,7 +149,8 @@ class Tuning:
         # pieces of scales in every tile; in rings it may begin at any row
         whole = positions % Q8_POSITION_MULTIPLE == 0 and head_dim & (head_dim - 1) == 0
         whole = whole and (head_dim % 256 == 0 or not rings)
-        ring = positions > NEAR_POSITIONS and (whole or not q8)
+        wide = head_dim > WIDE
+        ring = (positions > NEAR_POSITIONS or wide) and (whole or not q8)
         if widest >= 4096:
             consumers = 32768 // widest
             made = cls(consumers=consumers, per_tile=1, attention_warps=consumers, epilogue=7, backoff=20)
@@ -144,9 +158,18 @@ class Tuning:
             made = cls(consumers=16, per_tile=1, attention_warps=16, epilogue=3, polled=3)
         if head_dim > 128:  # a row takes a whole warp
             made = replace(made, attention_loads=4)
-        return (
-            replace(made, attention_pipeline=2, head_groups=max(1, MOST_POSITION_READS // positions)) if ring else made
-        )
+        if wide and widest < 4096:  # with twelve warps a thread has 168 registers
+            made = replace(made, epilogue=3)
+        reads = MOST_WIDE_READS if wide else MOST_POSITION_READS
+        return replace(made, attention_pipeline=2, head_groups=max(1, reads // positions)) if ring else made
+
+
+def suiting(config: Config, kinds: Iterable[BlockType], positions: int, *, reach: int = 0, q8: bool = False) -> Tuning:
+    """The tuning for a model of matrices in these formats, with a cache of so many positions, of which `reach` will be
+    used, if not all."""
+    positions = positions if (reach or positions) > NEAR_POSITIONS else reach or positions
+    rings = any(isinstance(op, Attend) and op.window_within(positions) for op in config.network.mixers)
+    return Tuning.suited(kinds, positions, q8=q8, head_dim=config.head_dim, rings=rings)
 
 
 def fixed(matrices: Iterable[Matrix], consumers: int) -> bool:
@@ -193,9 +216,7 @@ class Persistent:
         made: dict[str, Any] = {
             "CTAS": program.ctas, "STAGES": len(program.stages), "SPLITS": program.splits,
             "VOCAB": net.output.rows, "DIM": config.dim, "HEADS": config.heads,
-            "KV_HEADS": config.kv_heads * program.head_groups, "CACHE_HEADS": config.kv_heads,
-            "HEAD_DIM": config.head_dim, "POSITIONS": self.positions,
-            "ROPE": ROPES[attend.rotation], "ROPE_PAIRS": attend.rope.dim // 2, "EPS": number(config.eps),
+            "POSITIONS": self.positions, "ROPE": ROPES[attend.rotation], "EPS": number(config.eps),
             "QK_NORM": QK_NORMS[attend.norms], "CACHE_Q8": self.cache_q8,
             "ACTIVATION": ACTIVATIONS[model.gate.activation],
             "JOINS": self.layout.joins, "COUNTERS": self.layout.counters, "REPORTS": self.layout.reports,
@@ -206,7 +227,8 @@ class Persistent:
             "ATTENTION_SYNC()": "barrier_sync<ATTENTION_WARPS_READY>(32*ATTENTION_WARPS)",
         }  # fmt: skip
         made |= {f"USES_{kind.name}": 1 for kind in kinds}
-        made |= Scoring.of(config, replace(attend, window=None), self.positions).defines
+        made |= self._heads
+        made |= Scoring.of(config.at(0), replace(attend, window=None), self.positions).defines
         if any(matrix.columns % 256 for matrix in matrices if matrix.kind not in PLAIN):
             made["NARROW"] = 1
         if attend.query_norm is not None and config.head_eps != config.eps:
@@ -228,13 +250,38 @@ class Persistent:
         given = {
             "POST_NORMS": model.sets_apart, "BY_MEAN": model.by_mean, "UNNORMED": model.project(0).norm is None,
             "UNGATED": model.gate.gate is None, "PARALLEL": model.parallel,
-            "RINGS": any(one.rows for one in net.layers),
+            "RINGS": any(one.rows for one in net.layers), "LAYER_INPUTS": model.embed.inputs is not None,
+            "SCALED": model.last_add.scale is not None, "UNIT_VALUES": attend.unit_values,
         }  # fmt: skip
         made |= {"UPS": most} if (most := _most_ups(program)) else {}
         made |= {name: 1 for name, there in given.items() if there}
         for name in Tuning.__dataclass_fields__:
             if (value := getattr(tuning, name)) is not None:
                 made[name.upper()] = value
+        return made
+
+    @property
+    def _heads(self) -> Mapping[str, Any]:
+        """The macros of each kind of heads."""
+        net, program = self.program.network, self.program
+        pairs: dict[bool, int] = {}
+        for at, op in enumerate(net.model.mixers):
+            if isinstance(op, Attend):
+                pairs[net.wide(at)] = max(pairs.get(net.wide(at), 0), op.rope.dim // 2)
+        made: dict[str, Any] = {}
+        for wide, (head_dim, kv_heads) in enumerate(net.heads):
+            groups = program.wide_groups if wide else program.head_groups
+            own = {"HEAD_DIM": head_dim, "KV_HEADS": kv_heads * groups, "CACHE_HEADS": kv_heads,
+                   "ROPE_PAIRS": pairs[bool(wide)]}  # fmt: skip
+            made |= {f"{'WIDE_' * wide}{name}": value for name, value in own.items()}
+        if len(net.heads) > 1:
+            loads = self.tuning.attention_loads
+            made |= {
+                "TURN_PAIRS": max(pairs.values()), "ATTENTION_SCALE": number(net.model.attends[0].scale),
+                "WIDE_ATTENTION_LOADS": max(1, loads // 2) if net.heads[-1][0] > WIDE else loads,
+            }  # fmt: skip
+        if net.kept or len(net.heads) > 1:
+            made["KEYS_APART"] = 1
         return made
 
     def stuck(self, workspace: bytes | bytearray) -> list[str]:
@@ -341,7 +388,8 @@ class PersistentPlan(Closing):
     """One decode step of the sequence in slot 0 of `states` as one launch. Close it when no step is in flight.
 
     `launches` leaves logits to sample from; `likeliest` is a step that ends with the likeliest token by itself.
-    Everything given stays the caller's. `ctas` is the device's SMs, and `tuning` one that suits the model, unless said.
+    Before the launch, others make layers' own inputs, where there are any (`inputs.before`). Everything given stays the
+    caller's. `ctas` is the device's SMs, and `tuning` one that suits the model, unless said.
     UnsupportedModelError, LaunchError, MemoryError, and ScheduleError if the program were wrong.
     """
 
@@ -361,7 +409,7 @@ class PersistentPlan(Closing):
 
     def likeliest(self, sampling: Sampling) -> tuple[Launch, ...]:
         """A whole step."""
-        return (self._launch(sampling.finish, greedy=True),)
+        return (*self._before, self._launch(sampling.finish, greedy=True))
 
     def stuck(self) -> list[str]:
         """The waits that steps have given up, where `tuning.spin_limit` bounds them; waits for the device."""
@@ -376,12 +424,14 @@ class PersistentPlan(Closing):
 
     def _make(self, cache: KvCache, tuning: Tuning | None, reach: int, ctas: int, timestamps: bool) -> None:
         config, net, workspace = self.config, self.config.network, self._workspace
-        made = network(self.model, cache, workspace)
+        self._before, own_inputs = tuple[Launch, ...](), None
+        if net.embed.inputs is not None:
+            own_inputs = workspace.take(inputs.bytes_of(self.model, 1))
+            self._before = inputs.before(self.model, self._states.states, workspace, own_inputs)
+        made = network(self.model, cache, workspace, own_inputs)
         if tuning is None:
-            positions = cache.positions if reach > NEAR_POSITIONS else reach
             kinds = (matrix.kind for matrix in made.matrices())
-            rings = any(layer.rows for layer in made.layers)
-            tuning = Tuning.suited(kinds, positions, q8=cache.q8, head_dim=config.head_dim, rings=rings)
+            tuning = suiting(config, kinds, cache.positions, reach=reach, q8=cache.q8)
         program = build(made, ctas, head_groups=tuning.head_groups, spared=tuning.spared)
         self.kernel = Persistent(
             program, self.device.arch, cache.positions, cache.q8, timestamps=timestamps, tuning=tuning
@@ -395,7 +445,7 @@ class PersistentPlan(Closing):
         self.logits = workspace.take(4 * config.vocab, LOGITS_SPEC)
         self.timestamps = workspace.take(32 * ctas * len(program.stages)) if timestamps else self.logits
         """Where asked for: u64 (ctas, stages, 4), cycles of each SM."""
-        self.launches = (self._launch((self.logits, self.logits), greedy=False),)
+        self.launches = (*self._before, self._launch((self.logits, self.logits), greedy=False))
 
     def _launch(self, finish: tuple[Buffer, Buffer], *, greedy: bool) -> Launch:
         buffers = (self._words, self._space, self._states.states, self._states.rings, *finish, self._rope, self.logits,
@@ -404,8 +454,9 @@ class PersistentPlan(Closing):
         return Launch(self._program, buffers, self.kernel.grid, self.kernel.block, values)
 
 
-def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network:
-    """A loaded model as the schedule sees it; UnsupportedModelError for what the kernel has no word for."""
+def network(model: PackedModel, cache: KvCache, workspace: Workspace, own_inputs: Buffer | None = None) -> Network:
+    """A loaded model as the schedule sees it, with what layers read beside the stream, float32 (layers, elements);
+    UnsupportedModelError for what the kernel has no word for."""
     config, net = model.config, model.config.network
     check_block(config)
 
@@ -413,23 +464,31 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
         return Matrix(name, packed.kind, packed.rows, packed.columns, packed.buffer.va_addr)
 
     biases = Biases(model, workspace)
-    ones = workspace.put(np.ones(config.dim, np.float32)).va_addr if net.project(0).norm is None else 0
+    as_it_is = net.project(0).norm is None or net.embed.inputs is not None
+    ones = workspace.put(np.ones(config.dim, np.float32)).va_addr if as_it_is else 0
     windows = [(isinstance(op, Attend) and op.window_within(cache.positions)) or 0 for op in net.mixers]
     ropes = _ropes(net)
     layers = []
     for at, (op, layer, kept) in enumerate(zip(net.mixers, model.layers, cache.layers, strict=True)):
         matrices = {"qkv": tuple(matrix(f"blk.{at}.qkv.{index}", packed) for index, packed in enumerate(layer.qkv))}
         for one in net.blocks[at]:
-            if isinstance(one, Add | Gate):
+            if isinstance(one, Add | Gate | InputGate):
                 own = (matrix(f"blk.{at}.{spec.name}", layer.matrices[spec.name]) for spec in one.matrices)
-                matrices[one.role] = tuple(own)
+                matrices[key_of(one)] = tuple(own)
         vectors = {name: vector.va_addr for name, vector in layer.vectors.items()}
+        for one in net.blocks[at]:
+            if isinstance(one, Add) and one.norm is not None and one.scale is not None:  # it lies behind the norm's
+                vectors[one.scale.name] = vectors[one.norm.spec.name] + 4 * config.dim
+        if isinstance(op, Attend):
+            where = {"turn": ropes.index(op.rope), "rows": kept.rows if any(windows) else 0, "window": windows[at]}
+        else:
+            where = {"ring": kept.rows, "state": 0 if kept.state is None else kept.state.va_addr}
+        if own_inputs is not None:
+            where["own_input"] = own_inputs.va_addr + 4 * config.layer_input * at
         layers.append(
             Layer(
-                matrices, vectors, {one.role: biases.of(at, one) for one in net.blocks[at]},
-                kept.keys.va_addr, kept.values.va_addr, kept.key_scales.va_addr, kept.value_scales.va_addr,
-                *((0, 0, 0, kept.rows, 0 if kept.state is None else kept.state.va_addr) if not isinstance(op, Attend)
-                  else (ropes.index(op.rope), kept.rows if any(windows) else 0, windows[at])),
+                matrices, vectors, {key_of(one): biases.of(at, one) for one in net.blocks[at]},
+                kept.keys.va_addr, kept.values.va_addr, kept.key_scales.va_addr, kept.value_scales.va_addr, **where,
             )
         )  # fmt: skip
     embedding = matrix("token_embd", model.embedding)
@@ -440,26 +499,40 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace) -> Network
 
 def check_block(config: Config) -> None:
     """UnsupportedModelError where a model's block is not the one that the kernel runs: one of RMS norms, or of layer
-    norms without a bias where there is a gate, and rotated heads, alike in all layers but for windows and angles. Where
-    it is parallel, both that read the stream have the same layer norm. What stands in the place of attention does so
-    with RMS norms before blocks alone, and as many elements as heads mix."""
+    norms without a bias where there is a gate, and rotated heads, alike in all layers but for windows, angles, and
+    whose keys and values they attend to. Heads are of one or two kinds. Where it is parallel, both that read the stream
+    have the same layer norm. What stands in the place of attention does so with RMS norms before blocks alone, and as
+    many elements as heads mix."""
     net, turned = config.network, turning(config.network)
-    alike = [replace(turned, rotation=op.rotation, rope=op.rope, window=op.window) for op in net.attends]
-    widths = {op.rope.dim for op in net.attends if op.rotation != "none"}
-    if alike != list(net.attends) or len(widths) > 1 or config.layers_differ:
+    alike = [_as_in(turned, op) for op in net.attends]
+    kinds: dict[tuple[int, int], set[int]] = {}
+    for at, mixer in enumerate(net.mixers):
+        if isinstance(mixer, Attend) and mixer.rotation != "none":
+            kinds.setdefault((config.at(at).head_dim, config.at(at).kv_heads), set()).add(mixer.rope.dim)
+    few = len(kinds) <= 2 and all(len(widths) == 1 for widths in kinds.values())
+    if alike != list(net.attends) or not few or (len(kinds) == 2 and turned.norms == "whole"):
         raise UnsupportedModelError(f"the persistent step does not run {config.arch.name}: its layers differ")
-    if config.head_dim > WIDEST_HEAD:
-        raise UnsupportedModelError(f"the persistent step does not run heads of more than {WIDEST_HEAD} elements")
+    if config.head_dim > MOST_HEAD_DIM:
+        raise UnsupportedModelError(f"the persistent step does not run heads of more than {MOST_HEAD_DIM} elements")
     other = {config.size("mixed")} != {config.dim if isinstance(op, Convolve) else op.heads * op.width
                                        for op in net.mixers if not isinstance(op, Attend)}  # fmt: skip
     apart = len(net.attends) < net.layers and (net.sets_apart or net.parallel or other)
-    apart = apart or (turned.gated and turned.norms == "whole") or turned.unit_values or net.last_add.scale is not None
+    apart = apart or (turned.gated and turned.norms == "whole")
     known = all(_known_block(net, block) for block in net.blocks) and not apart
     if turned.rotation != "none" and net.embed.positions is None and known:
         return
     raise UnsupportedModelError(
         f"the persistent step does not run {config.arch.name}: its norm, gate or positions differ"
     )
+
+
+def _as_in(attend: Attend, other: Attend) -> Attend:
+    """An attention with what may differ from layer to layer as another one has it."""
+    made = replace(
+        attend, rotation=other.rotation, rope=other.rope, window=other.window, source=other.source,
+        values_are_keys=other.values_are_keys,
+    )  # fmt: skip
+    return made if other.source is None else replace(made, key_norm=other.key_norm, unit_values=other.unit_values)
 
 
 def _known_block(net: Operations, block: Block) -> bool:
@@ -471,7 +544,8 @@ def _known_block(net: Operations, block: Block) -> bool:
             Add(reads="mixed") as first,
             Gate() as gated,
             Add() as last,
-        ):
+            *own,
+        ) if _of_input(own, last):
             alike = _kind(project.norm) == _kind(gated.norm) and _kind(first.norm) == _kind(last.norm)
         case (Project() as project, Gate() as gated, Attend(), Add(reads="hidden") as first, Add() as last):
             alike = net.by_mean and project.norm == gated.norm
@@ -482,6 +556,14 @@ def _known_block(net: Operations, block: Block) -> bool:
         return alike and {*after, _kind(project.norm), _kind(net.logits.norm)} <= {"rms", None}
     biased = gated.norm is None or gated.norm.spec.bias != "none"
     return alike and after == {None} and _kind(project.norm) == "layer" and not (biased and gated.gate)
+
+
+def _of_input(ops: Sequence[Any], last: Add) -> bool:
+    """Whether nothing follows the feed-forward, or what a layer's own input adds, normed as that does."""
+    if not ops:
+        return True
+    gate, add = ops
+    return isinstance(gate, InputGate) and isinstance(add, Add) and _kind(add.norm) == _kind(last.norm) is not None
 
 
 def _kind(norm: Norm | None) -> NormKind | None:
@@ -500,9 +582,12 @@ def _ropes(net: Operations) -> list[Rope]:
 
 def angle_tables(net: Operations, positions: int, divisors: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
     """Cosines and sines (ropes, 2, positions, pairs) of each rope; where nothing is rotated, of no angle."""
-    none = np.zeros((2, positions, turning(net).rope.dim // 2), np.float32)
-    none[0] = 1
-    return np.stack([rope.tables(positions, divisors) if rope.dim else none for rope in _ropes(net)])
+    ropes = _ropes(net)
+    made = np.zeros((len(ropes), 2, positions, max(rope.dim for rope in ropes) // 2), np.float32)
+    made[:, 0] = 1
+    for table, rope in zip(made, ropes, strict=True):
+        table[:, :, : rope.dim // 2] = rope.tables(positions, divisors)
+    return made
 
 
 def prove(program: Program, words: NDArray[Any] | None = None) -> None:
@@ -525,7 +610,7 @@ def prove(program: Program, words: NDArray[Any] | None = None) -> None:
         resources.files("tegrad.llm").joinpath(name).read_bytes() for name in ("schedule.py", "network.py")
     )
     digest = hashlib.sha256(
-        words.tobytes() + repr((names, program.splits, program.head_groups)).encode() + rules
+        words.tobytes() + repr((names, program.splits, program.head_groups, program.wide_groups)).encode() + rules
     ).hexdigest()
     known = cache_dir().parent / "proofs" / digest
     if not known.exists():

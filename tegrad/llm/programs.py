@@ -24,20 +24,23 @@ from tegrad.nv.gpu import Gpu
 from tegrad.nv.memory import available_memory
 
 OPTIONS: Final = ("--std=c++17",)
+_ONCE: Final = "#pragma once"
 _INCLUDE: Final = re.compile(r'^#include "([\w.]+)"[ \t]*$', re.MULTILINE)
 
 
 @functools.cache
 def source(file: str) -> str:
-    """The text of `kernels/FILE` with our headers in their places, each once: the cache's key must see all of it."""
+    """The text of `kernels/FILE` with our headers in their places, once those that say so: the cache's key must see all
+    of it."""
     return _expand(file, set())
 
 
 def _expand(file: str, seen: set[str]) -> str:
-    seen.add(file)
     text = (
         formats.header() if file == formats.HEADER else (resources.files("tegrad.llm") / "kernels" / file).read_text()
     )
+    if _ONCE in text:
+        seen.add(file)
 
     def included(match: re.Match[str]) -> str:
         name = match[1]

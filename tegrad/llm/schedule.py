@@ -6,7 +6,8 @@ adds is normed before, or those that read the stream subtract its mean, out and 
 each, or in a parallel block after both, joins it to the stream, which then has no mean. Each stage gives each CTA at
 most one **instruction**: the rows of matrices that it multiplies, the vector that it reads, the rows of the vector that
 it writes, and the writes of other CTAs that it waits for. Vectors travel in units of 8 elements, so that rows are dealt
-out in eights. Weights are streamed through a pipeline in the order of the instructions, tile by tile.
+out in eights. Keys and values that later layers attend to have a place of their own until the step ends. Weights are
+streamed through a pipeline in the order of the instructions, tile by tile.
 
 `build` makes a program, `validate` proves it: every instruction comes to run, every element that is read was written
 before by somebody who was waited for, is written once a version, and is not overwritten while anybody may still read
@@ -32,7 +33,7 @@ from tegrad.llm.arch import Config
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import LANE_WEIGHTS, PLAIN, SEGMENT, BlockType
 from tegrad.llm.macros import group_counts
-from tegrad.llm.network import Add, Attend, Convolve, Delta, Gate, Logits, Project, Spec
+from tegrad.llm.network import Add, Attend, Convolve, Delta, Gate, InputGate, Logits, Project, Spec
 from tegrad.llm.network import Network as Operations
 from tegrad.llm.network import Op as Operation
 
@@ -69,7 +70,8 @@ class Op(IntEnum):
     """Products added to the residual stream: attention output, down."""
     GATE = 5
     """activation(gate rows) * up rows, or activation(up rows). Of two formats, one that does not publish leaves up rows
-    to the next, which multiplies by them."""
+    to the next, which multiplies by them. Or activation(gate rows) of the stream as it is, times the layer's own
+    input."""
     LOGITS = 6
     """Rows of the output matrix; the largest of the CTA's is published by the last such stage."""
     SAMPLE = 7
@@ -78,7 +80,8 @@ class Op(IntEnum):
     """Products that their CTA keeps, as ADD's; it publishes the sum of their squares, or the sum of them. One that does
     not publish leaves them to the next, which adds its own."""
     JOIN = 9
-    """What the CTA set apart, normed by all CTAs' sums of squares or without its mean, added to the residual stream."""
+    """What the CTA set apart, normed by all CTAs' sums of squares or without its mean, added to the residual stream;
+    which is then multiplied by the layer's scale, where there is one."""
     CONVOLVE = 10
     """Products of three vectors' rows, convolved with those of earlier tokens; the ring has this token's then."""
     DELTA = 11
@@ -98,11 +101,13 @@ class Vector(IntEnum):
     """The largest logit of each CTA and its row; one unit each."""
     SQUARES = 5
     """The sum of squares of what each CTA set apart, or the sum of it; one unit each."""
+    KEPT = 6
+    """QKV of the layers whose keys and values later ones attend to, one after the other."""
 
     __hash__ = int.__hash__  # an enum's own hashes its name: thousands of times a schedule
 
 
-SOURCE: Final[Mapping[str, Vector]] = {"mixed": Vector.MIXED, "hidden": Vector.HIDDEN}
+SOURCE: Final[Mapping[str, Vector]] = {"mixed": Vector.MIXED, "hidden": Vector.HIDDEN, "gated": Vector.HIDDEN}
 """What an `Add` multiplies."""
 
 
@@ -117,16 +122,23 @@ class Matrix:
     address: int = 0
 
 
+def key_of(op: Operation | Logits) -> str:
+    """By which a layer's matrices and biases are found: an operation's role, and what it does beside a layer's own
+    input."""
+    beside = isinstance(op, InputGate) or (isinstance(op, Add) and op.reads == "gated")
+    return f"input {op.role}" if beside else op.role
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """A layer's matrices, and addresses of its vectors and its part of the cache."""
 
     matrices: Mapping[str, tuple[Matrix, ...]] = field(hash=False)
-    """By the roles of their operations. Those of "qkv" are below one another all queries, keys and values."""
+    """By `key_of` their operations. Those of "qkv" are below one another all queries, keys and values."""
     vectors: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """Norms' weights, by the names of their specs."""
+    """Norms' weights, and the scale, by the names of their specs."""
     biases: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """By roles: float32 of all rows of their matrices; 0, or no entry, for none."""
+    """By `key_of`: float32 of all rows of their matrices; 0, or no entry, for none."""
     keys: int = 0
     values: int = 0
     key_scales: int = 0
@@ -141,6 +153,8 @@ class Layer:
     """Rows of what a layer that convolves keeps, which then lies at `keys`."""
     state: int = 0
     """A delta net's."""
+    own_input: int = 0
+    """Float32 of the layer's own input, where it has one."""
 
     def vector(self, spec: Spec | None) -> int:
         """The address of a norm's weights, 0 where there is none."""
@@ -173,23 +187,60 @@ class Network:
 
     def matrices_of(self, layer: int, op: Operation | Logits) -> tuple[Matrix, ...]:
         """Those of an operation of a layer."""
-        return (self.output,) if isinstance(op, Logits) else self.layers[layer].matrices.get(op.role, ())
+        return (self.output,) if isinstance(op, Logits) else self.layers[layer].matrices.get(key_of(op), ())
+
+    @cached_property
+    def heads(self) -> tuple[tuple[int, int], ...]:
+        """The kinds of heads that attend, one or two: their elements, and how many have keys."""
+        attends = (at for at, op in enumerate(self.model.mixers) if isinstance(op, Attend))
+        return tuple(sorted({(self.config.at(at).head_dim, self.config.at(at).kv_heads) for at in attends}))
+
+    def wide(self, layer: int) -> bool:
+        """Whether its heads are of the second kind."""
+        own = self.config.at(layer)
+        return len(self.heads) > 1 and (own.head_dim, own.kv_heads) == self.heads[-1]
+
+    def projected(self, layer: int) -> int:
+        """Rows of a layer's queries, keys and values."""
+        return sum(matrix.rows for matrix in self.layers[layer].matrices["qkv"])
+
+    @cached_property
+    def kept(self) -> dict[int, int]:
+        """Of each layer whose keys and values later ones attend to, where its products begin in KEPT."""
+        sources = sorted({op.source for op in self.model.attends if op.source is not None})
+        firsts = np.cumsum([0, *map(self.projected, sources)]).tolist()
+        return dict(zip(sources, firsts, strict=False))
+
+    def values_are_keys(self, layer: int) -> bool:
+        """Whether what is attended to in a layer has its keys' products as values, too."""
+        op = self.model.mixers[self.model.kept_by(layer)]
+        return isinstance(op, Attend) and op.values_are_keys
+
+    def products(self, layer: int) -> Span:
+        """Where a layer's queries, keys and values are."""
+        first = self.kept.get(layer)
+        return Span(Vector.QKV if first is None else Vector.KEPT, first or 0, self.projected(layer))
 
     @cached_property
     def sizes(self) -> dict[Vector, int]:
         """Elements of each vector but TOP and SQUARES, which have a unit for each CTA."""
-        config, layers = self.config, zip(self.layers, self.model.mixers, strict=True)
-        return {
+        config, mixers = self.config, self.model.mixers
+        # Who convolves hands no products over.
+        others = [at for at, op in enumerate(mixers) if not isinstance(op, Convolve) and at not in self.kept]
+        sizes = {
             Vector.X: config.dim,
-            # Who convolves hands no products over.
-            Vector.QKV: max(
-                sum(matrix.rows for matrix in layer.matrices["qkv"])
-                for layer, op in layers
-                if not isinstance(op, Convolve)
-            ),
+            Vector.QKV: max(map(self.projected, others), default=0),
             Vector.MIXED: config.mixed,
             Vector.HIDDEN: config.ffn,
         }
+        return {**sizes, Vector.KEPT: sum(map(self.projected, self.kept))} if self.kept else sizes
+
+    def written(self, stage: Stage, vector: Vector) -> int:
+        """Elements of X, MIXED or HIDDEN that a stage makes: those that are multiplied next."""
+        if vector is not Vector.X and isinstance(stage.does, Attend | Convolve | Delta | Gate | InputGate):
+            ((layer, add),) = self.model.readers(stage.layer, stage.does)
+            return self.matrices_of(layer, add)[0].columns
+        return self.sizes[vector]
 
 
 class Span(NamedTuple):
@@ -281,7 +332,13 @@ class Program:
     """ATTEND instructions of each KV head, of which a position uses the first few."""
     stages: tuple[Stage, ...]
     head_groups: int = 1
-    """Shares that the query heads of each KV head are cut into, a CTA for each."""
+    """Shares that the query heads of each KV head are cut into, a CTA for each,"""
+    wide_groups: int = 1
+    """and those of the second kind of heads (`Network.heads`), where there are two."""
+
+    def groups(self, layer: int) -> int:
+        """Shares of a KV head's query heads in a layer."""
+        return self.wide_groups if self.network.wide(layer) else self.head_groups
 
     def replaced(self, *changed: Instruction) -> Program:
         """The program with these instructions in their places."""
@@ -419,7 +476,7 @@ Share: TypeAlias = tuple[tuple[tuple[int, int, int], ...], Span | None]
 
 
 class _Builder:
-    def __init__(self, network: Network, ctas: int, splits: int, head_groups: int, spared: int) -> None:
+    def __init__(self, network: Network, ctas: int, splits: int, head_groups: tuple[int, int], spared: int) -> None:
         self.network, self.ctas, self.splits, self.head_groups = network, ctas, splits, head_groups
         self.spared = spared if network.model.parallel else 0
         self.stages: list[Stage] = []
@@ -503,7 +560,7 @@ class _Builder:
         shares: list[Share] = []
         busy, spared = 0, 0
         if op is Op.GATE and not together:
-            busy = self.network.config.kv_heads * self.head_groups
+            busy = self.network.config.kv_heads * self.head_groups[0]
             spared = self.spared // sum(UNIT * one.columns * one.kind.segment_bytes // SEGMENT for one in matrices)
         dealt = (
             deal_kinds(matrices, self.ctas) if op is Op.PROJECT else deal(end - begin, self.ctas, least, busy, spared)
@@ -538,12 +595,13 @@ class _Builder:
                 matrices = self.network.matrices_of(layer, self.network.model.project(layer))
                 self.product(Op.CONVOLVE, Vector.X, Vector.MIXED, matrices, floats=self.floats())
             case Project():
-                self.product(Op.PROJECT, Vector.X, Vector.QKV, matrices, floats=True)
+                target = self.network.products(layer)
+                self.product(Op.PROJECT, Vector.X, target.vector, matrices, first=target.first, floats=True)
             case Attend():
                 self.attend()
             case Delta():
                 self.delta(op)
-            case Gate():
+            case Gate() | InputGate():
                 self.gate(*matrices)
             case Add() if not self.network.model.sets_apart:
                 self.product(Op.ADD, SOURCE[op.reads], Vector.X, matrices, floats=self.floats())
@@ -563,12 +621,13 @@ class _Builder:
         self.product(Op.GATE, Vector.X, Vector.HIDDEN, (gate, *ups), floats=self.floats(), least=least)
 
     def attend(self) -> None:
-        net, config, layer, stage = self.network, self.network.config, self.layer, len(self.stages)
+        net, layer, stage = self.network, self.layer, len(self.stages)
+        config, groups = net.config.at(layer), self.head_groups[net.wide(layer)]
         row = [Instruction(Op.NOTHING, stage, cta, layer) for cta in range(self.ctas)]
-        count = config.kv_heads * self.head_groups
+        count = config.kv_heads * groups
         wide = config.heads // count * config.head_dim
         for head in range(count):
-            waits = tuple(self.wait(span) for span in read_spans(net, head, self.head_groups))
+            waits = tuple(self.wait(span) for span in read_spans(net, layer, head, groups))
             output = Span(Vector.MIXED, head * wide, wide)
             for split in range(self.splits):
                 cta = split * count + head
@@ -599,16 +658,18 @@ class _Builder:
         self.add(Op.SAMPLE, row)
 
 
-def head_spans(net: Network, head: int, head_groups: int) -> tuple[Span, Span, Span]:
-    """The queries of a share of a KV head's query heads, with their gates if they have any, the key and the value."""
-    config = net.config
+def head_spans(net: Network, layer: int, head: int, head_groups: int) -> tuple[Span, Span, Span]:
+    """The queries of a share of a KV head's query heads, with their gates if they have any, the key and the value: of
+    the layer, or of that whose keys and values it attends to."""
+    config, own, kept = net.config.at(layer), net.products(layer), net.products(net.model.kept_by(layer))
     pitch = config.head_dim * (1 + net.model.attends[0].gated)
     wide = config.group // head_groups * pitch
-    key = config.heads * pitch + head // head_groups * config.head_dim
+    key = kept.first + config.heads * pitch + head // head_groups * config.head_dim
+    value = key if net.values_are_keys(layer) else key + config.kv_heads * config.head_dim
     return (
-        Span(Vector.QKV, head * wide, wide),
-        Span(Vector.QKV, key, config.head_dim),
-        Span(Vector.QKV, key + config.kv_heads * config.head_dim, config.head_dim),
+        Span(own.vector, own.first + head * wide, wide),
+        Span(kept.vector, key, config.head_dim),
+        Span(kept.vector, value, config.head_dim),
     )
 
 
@@ -623,9 +684,9 @@ def delta_spans(op: Delta, head: int) -> tuple[Span, ...]:
     )  # fmt: skip
 
 
-def read_spans(net: Network, head: int, head_groups: int) -> tuple[Span, Span, Span]:
+def read_spans(net: Network, layer: int, head: int, head_groups: int) -> tuple[Span, Span, Span]:
     """What is read for them: where all queries are normed together, and all keys, all of these."""
-    queries, keys, values = head_spans(net, head, head_groups)
+    queries, keys, values = head_spans(net, layer, head, head_groups)
     if net.model.attends[0].norms == "whole":
         queries = Span(Vector.QKV, 0, net.config.heads * net.config.head_dim)
         keys = Span(Vector.QKV, queries.end, net.config.kv_heads * net.config.head_dim)
@@ -641,6 +702,14 @@ def _plain(*matrices: Matrix) -> bool:
     return plain.pop()
 
 
+def _groups(group: int, kv_heads: int, head_dim: int, ctas: int, most: int) -> int:
+    """Shares of a KV head's `group` query heads: as many as asked for, or the fewest that there can be."""
+    fewest, *more = group_counts(group, head_dim)
+    if ctas < kv_heads * fewest:
+        raise UnsupportedModelError(f"{kv_heads * fewest} groups of heads need as many CTAs, there are {ctas}")
+    return max((at for at in more if at <= most and kv_heads * at <= ctas), default=fewest)
+
+
 def build(network: Network, ctas: int, splits: int | None = None, head_groups: int = 1, spared: int = 0) -> Program:
     """The program of a step for so many CTAs; UnsupportedModelError where the kernel cannot run the network.
 
@@ -651,14 +720,12 @@ def build(network: Network, ctas: int, splits: int | None = None, head_groups: i
     config = network.config
     for matrix in network.matrices():
         check(matrix, matrix is network.output)
-    if config.dim % 16 or config.ffn % 16 or config.head_dim % 16:
+    own = [config.at(layer) for layer in range(config.layers)]
+    if any(size % 16 for each in own for size in (each.dim, each.ffn, each.head_dim)):
         raise UnsupportedModelError("the persistent step takes sizes that are multiples of 16")
-    fewest, *more = group_counts(config.group)
-    if ctas < config.kv_heads * fewest:
-        raise UnsupportedModelError(f"{config.kv_heads * fewest} groups of heads need as many CTAs, there are {ctas}")
-    head_groups = max((at for at in more if at <= head_groups and config.kv_heads * at <= ctas), default=fewest)
-    room = ctas // (config.kv_heads * head_groups)
-    made = _Builder(network, ctas, min(splits or room, room), head_groups, spared)
+    groups = [_groups(config.heads // kv_heads, kv_heads, wide, ctas, head_groups) for wide, kv_heads in network.heads]
+    room = min(ctas // (kv_heads * each) for (_, kv_heads), each in zip(network.heads, groups, strict=True))
+    made = _Builder(network, ctas, min(splits or room, room), (groups[0], groups[-1]), spared)
     made.stream_rows(Op.EMBED)
     for at, op in network.model.operations():
         made.operation(at, op)
@@ -670,7 +737,7 @@ def build(network: Network, ctas: int, splits: int | None = None, head_groups: i
         last = part == turns - 1
         made.product(Op.LOGITS, Vector.X, Vector.TOP, (network.output,), part=part, parts=turns, last=last)
     made.sample()
-    return Program(network, ctas, made.splits, tuple(made.stages), head_groups)
+    return Program(network, ctas, made.splits, tuple(made.stages), *made.head_groups)
 
 
 # --- validating -------------------------------------------------------------------------------------------------------
@@ -684,7 +751,7 @@ def needs(program: Program, ins: Instruction) -> tuple[Span, ...]:
     if ins.op in (Op.NOTHING, Op.EMBED):
         return ()
     if ins.op is Op.ATTEND:
-        return read_spans(program.network, ins.head, program.head_groups)
+        return read_spans(program.network, ins.layer, ins.head, program.groups(ins.layer))
     does = program.stages[ins.stage].does
     if isinstance(does, Delta):
         return delta_spans(does, ins.head)
@@ -739,8 +806,10 @@ class _Proof:
                 raise ScheduleError(
                     f"{vector.name}[{element}] is written more than once in stage {at}, by CTAs {twice}"
                 )
-            if vector not in (Vector.QKV, Vector.TOP, Vector.SQUARES) and not count.all():
-                raise ScheduleError(f"{vector.name}[{int(np.argmin(count))}] is not written in stage {at}")
+            if vector in (Vector.X, Vector.MIXED, Vector.HIDDEN):
+                asked = count[: self.program.network.written(stage, vector)]
+                if not asked.all():
+                    raise ScheduleError(f"{vector.name}[{int(np.argmin(asked))}] is not written in stage {at}")
 
     def writers(self, stage: int, span: Span) -> list[int]:
         """The CTAs that write any of a span in a stage."""
@@ -938,7 +1007,9 @@ def _check_gate(program: Program, ins: Instruction) -> None:
     """Rows of up that a GATE leaves are those that the CTA's next one has of gate, and each that has none of up follows
     such a one."""
     stage, net = program.stages[ins.stage], program.network
-    gate = net.matrices_of(ins.layer, net.model.gate)[0]
+    does = stage.does
+    assert isinstance(does, Gate | InputGate)
+    gate = net.matrices_of(ins.layer, does)[0]
     if (ins.output is not None) != (gate in stage.matrices):
         raise ScheduleError(f"{ins} multiplies {ins.runs[0].matrix.name}, but publishes as if it were the other one")
     if ins.output is not None and not _multiplies_left(stage):
@@ -996,10 +1067,12 @@ source, target: where the vectors begin in the workspace, in bytes; wait: the st
 wait2 and wait3 of its key and value, with the writers in the upper half); writers: CTAs of it; first, rows: the
 output's elements, or the rows that logits or what is set apart have. ATTEND: runs hold the addresses of keys, values
 and both scales (the last as `extra`), norm and bias the norms of query and key; columns is which table of angles;
-segments and format of runs[0] the rows of the cache and how many positions of it a token attends to at most. EMBED:
+segments and format of runs[0] the rows of the cache and how many positions of it a token attends to at most, those of
+runs[1] where the first key and the first value begin in the workspace. EMBED:
 runs[0] is the embedding. CONVOLVE: norm is the kernel, extra the ring. DELTA: runs hold the addresses of kernel, ring
 and state, norm, bias and extra are its norm, its bias and its decay. norm: the norm that follows the written stream.
-bias: of the rows; JOIN: the norm of what is added, or where that loses its mean, its bias.
+bias: of the rows; JOIN: the norm of what is added, or where that loses its mean, its bias, and as `extra` the scale of
+the stream; a GATE with OF_INPUT: the layer's own input.
 """
 
 WORD: Final = Struct(f"<12I{'QII' * RUNS}3Q2I")
@@ -1007,9 +1080,10 @@ WORD: Final = Struct(f"<12I{'QII' * RUNS}3Q2I")
 NO_OPERANDS: Final = (0,) * (9 + 3 * RUNS + 5)
 """All that follows the stage."""
 
-READS_FLOATS, WRITES_FLOATS, HANDS_ON, TIMES_LEFT = 1, 2, 4, 8
+READS_FLOATS, WRITES_FLOATS, HANDS_ON, TIMES_LEFT, OF_INPUT, OF_WIDE = 1, 2, 4, 8, 16, 32
 """Bits of `flags`. A stage of logits that does not publish leaves its largest to the next one, of APART and GATE its
-rows; TIMES_LEFT: a GATE multiplies by those."""
+rows; TIMES_LEFT: a GATE multiplies by those; OF_INPUT: it reads the stream as it is, and multiplies by the layer's own
+input; OF_WIDE: an ATTEND's heads are of the second kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1038,12 +1112,13 @@ UNIT_OF_CTA: Final = 16
 
 def workspace_layout(program: Program) -> WorkspaceLayout:
     """The layout for a program; the buffer starts as zeros."""
-    net, config = program.network, program.network.config
-    heads = config.kv_heads * program.head_groups
-    at = HEADER_BYTES + COUNTER_BYTES * (len(program.stages) + heads)
+    net = program.network
+    kinds = zip(net.heads, (program.head_groups, program.wide_groups), strict=False)
+    heads = {kv_heads * groups: head_dim for (head_dim, kv_heads), groups in kinds}
+    at = HEADER_BYTES + COUNTER_BYTES * (len(program.stages) + max(heads))
     joins = at = -(-at // 256) * 256
-    split = config.heads // heads * (config.head_dim + 2) * 8
-    at += -(-heads * program.splits * split // 256) * 256
+    split = net.config.heads * max(head_dim + 2 for head_dim in heads.values()) * 8
+    at += -(-program.splits * split // 256) * 256
     vectors = {}
     for vector, size in net.sizes.items():
         vectors[vector] = at
@@ -1068,12 +1143,15 @@ def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[st
     reads = WRITES_FLOATS * stage.floats + READS_FLOATS * any(m.kind in PLAIN for m in stage.matrices)
     known = {id(m): (m.address, stream_bytes(m), numbers[m.kind.name]) for m in stage.matrices}
     times = _multiplies_left(stage) and any(ins.output is not None for ins in stage.instructions)
-    no_runs, norm, bias, extra = [0, 0, 0] * RUNS, 0, 0, 0
+    reads += OF_INPUT * isinstance(does, InputGate)
+    no_runs, norm, bias, extra, from_first = [0, 0, 0] * RUNS, 0, 0, 0, 0
     if stage.op is Op.EMBED:
         no_runs[0], no_runs[2] = net.embedding.address, numbers[net.embedding.kind.name]
         norm = next_norm(net, stage)
+    elif isinstance(does, InputGate):
+        bias = layer.own_input
     elif isinstance(does, Project | Gate):
-        bias = layer.biases.get(does.role, 0)
+        bias = layer.biases.get(key_of(does), 0)
     elif isinstance(does, Logits):
         bias = net.output_bias
     elif isinstance(does, Convolve):
@@ -1083,11 +1161,19 @@ def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[st
         no_runs = [layer.vector(does.kernel), 0, 0, layer.keys, 0, 0, layer.state, 0, 0]
     elif isinstance(does, Attend):
         seen = layer.window - 1 if layer.window else ALL_POSITIONS
-        no_runs = [layer.keys, layer.rows, seen if layer.rows else 0, layer.values, 0, 0, layer.key_scales, 0, 0]
-        extra, norm, bias = layer.value_scales, layer.vector(does.query_norm), layer.vector(does.key_norm)
+        starts = (_start(place, span) for span in head_spans(net, stage.layer, 0, 1))
+        from_first, key_at, value_at = starts
+        kept = net.model.kept_by(stage.layer)
+        keys = net.model.mixers[kept]
+        assert isinstance(keys, Attend)
+        reads += OF_WIDE * net.wide(stage.layer)
+        no_runs = [layer.keys, layer.rows, seen if layer.rows else 0, layer.values, key_at, value_at, layer.key_scales,
+                   0, 0]  # fmt: skip
+        extra, norm = layer.value_scales, layer.vector(does.query_norm)
+        bias = net.layers[kept].vector(keys.key_norm)
     elif isinstance(does, Add) and stage.op is not Op.APART:
-        norm = next_norm(net, stage)
-        bias = layer.vector(does.norm.spec) if does.norm else layer.biases.get(does.role, 0)
+        norm, extra = next_norm(net, stage), layer.vector(does.scale)
+        bias = layer.vector(does.norm.spec) if does.norm else layer.biases.get(key_of(does), 0)
     for ins in stage.instructions:
         op, number, _, _, waits, own, output, head, split = ins
         if op is Op.NOTHING:
@@ -1096,7 +1182,7 @@ def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[st
         source = wait = writers = target = first = count = columns = wait2 = wait3 = 0
         if waits:
             (vector, _, _), wait, writers = waits[0]
-            source = place.vectors[vector]
+            source = from_first or place.vectors[vector]
         if output is not None:
             vector, first, count = output
             target = place.vectors[vector]
@@ -1124,6 +1210,11 @@ def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[st
             op, flags, number, columns, source, wait, writers, target, first, count, head, split,
             *runs, norm, bias, extra, wait2, wait3,
         )  # fmt: skip
+
+
+def _start(place: WorkspaceLayout, span: Span) -> int:
+    """Where the floats of a span begin in the workspace."""
+    return place.vectors[span.vector] + span.first // UNIT * FLOAT_UNIT
 
 
 def next_norm(net: Network, stage: Stage) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.llm.formats import PLAIN, SET
-from tegrad.llm.network import Add, Attend, Convolve, Delta, Gate, Logits, Norm, Project, Spec
+from tegrad.llm.network import Add, Attend, Convolve, Delta, Gate, InputGate, Logits, Norm, Project, Spec
 from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, Floats, capped, sigmoid, softplus, unit
 from tegrad.llm.schedule import (
     FLOAT_UNIT,
@@ -27,9 +27,11 @@ from tegrad.llm.schedule import (
     Op,
     Program,
     ScheduleError,
+    Span,
     Vector,
     Wait,
     head_spans,
+    key_of,
     run_rows,
     stream_segment,
 )
@@ -148,29 +150,41 @@ class Weights:
 
     matrices: Mapping[str, Floats]
     vectors: Sequence[Mapping[str, Floats]]
-    """Each layer's norms, by the names of their specs."""
+    """Each layer's norms, and its scale, by the names of their specs."""
     output_norm: Floats
     biases: Sequence[Mapping[str, Floats]]
-    """Each layer's, by the roles of the operations that add them."""
+    """Each layer's, by `schedule.key_of` the operations that add them."""
     rope: Floats
     """Cosines and sines (tables, 2, positions, pairs)."""
     output_bias: Floats | None = None
+    inputs: Floats | None = None
+    """Layers' own inputs (layers, elements)."""
 
 
 class Interpreter:
     """One sequence's steps. `keys` and `values` have (kv heads, rows, head dim) of each layer, as in the f16 cache.
 
-    `split(cached)` gives the positions [begin, end) of each split of attention; the first split has the token itself.
+    `split(cached, layer)` gives the positions [begin, end) of each split of a layer's attention; the first split has
+    the token itself.
     """
 
     def __init__(
-        self, program: Program, weights: Weights, positions: int, split: Callable[[int], Sequence[tuple[int, int]]]
+        self,
+        program: Program,
+        weights: Weights,
+        positions: int,
+        split: Callable[[int, int], Sequence[tuple[int, int]]],
     ) -> None:
         net = program.network
         self.program, self.weights, self.split = program, weights, split
         self.config, self.model = net.config, net.model
-        shapes = [(net.config.kv_heads, layer.rows or positions, net.config.head_dim) for layer in net.layers]
-        self.keys, self.values = ([np.zeros(shape, np.float16) for shape in shapes] for _ in range(2))
+        sizes = [net.config.at(at) for at in range(len(net.layers))]
+        shapes = [(own.kv_heads, layer.rows or positions, own.head_dim)
+                  for own, layer in zip(sizes, net.layers, strict=True)]  # fmt: skip
+        own_keys, own_values = ([np.zeros(shape, np.float16) for shape in shapes] for _ in range(2))
+        self.keys, self.values = (
+            [kept[net.model.kept_by(at)] for at in range(len(kept))] for kept in (own_keys, own_values)
+        )
         mixers = net.model.mixers
         wide = [0 if isinstance(op, Attend) else net.config.convolved(op) for op in mixers]
         self.rings = [np.zeros((layer.ring, size), np.float32) for layer, size in zip(net.layers, wide, strict=True)]
@@ -233,6 +247,10 @@ class Interpreter:
                     up = [self.ups.pop(ins.cta)]
                 made = ACTIVATIONS[does.activation](gate + self._bias(ins))
                 self._hand(ins, made * up[0] if up else made)
+            case InputGate():
+                made = ACTIVATIONS[does.activation](self._products(ins, Vector.X))
+                assert self.weights.inputs is not None
+                self._hand(ins, made * self.weights.inputs[ins.layer][_rows(ins)])
             case Add() if ins.op is Op.ADD:
                 y = self._products(ins, SOURCE[does.reads])
                 self._hand_stream(ins, self.stream[_rows(ins)] + y, does)
@@ -254,7 +272,8 @@ class Interpreter:
                 mean = sum(squares for _, squares in self.squares.values()) / self.stream.size
                 post = self.weights.vectors[ins.layer][norm.spec.name][rows]
                 y = self.apart[rows] * post / np.sqrt(mean + self.config.eps)
-                self._hand_stream(ins, self.stream[rows] + y, does)
+                scale = self.weights.vectors[ins.layer][does.scale.name] if does.scale else np.ones(1)
+                self._hand_stream(ins, (self.stream[rows] + y) * scale, does)
             case Logits():
                 y, first = self._products(ins, Vector.X) * self._factor(does.norm), run_rows(ins)[0]
                 if self.weights.output_bias is not None:
@@ -282,7 +301,7 @@ class Interpreter:
         results = []
         for run in ins.runs:
             matrix = run.matrix
-            x = self.vectors[source].staged(matrix.kind in PLAIN)
+            x = self.vectors[source].staged(matrix.kind in PLAIN)[: matrix.columns]
             first = run.first * stream_segment(matrix) // matrix.columns
             rows = run.segments * stream_segment(matrix) // matrix.columns
             results.append(self.weights.matrices[matrix.name][first : first + rows].astype(np.float64) @ x)
@@ -292,7 +311,7 @@ class Interpreter:
         """What is added to the rows of an instruction."""
         does = self.program.stages[ins.stage].does
         assert does is not None
-        found = self.weights.biases[ins.layer].get(does.role)
+        found = self.weights.biases[ins.layer].get(key_of(does))
         return 0.0 if found is None else found[_rows(ins)]
 
     def _factor(self, norm: Norm | None) -> float:
@@ -328,7 +347,7 @@ class Interpreter:
         """Heads (n, head dim) from the `first` on, normalized: by themselves, or `among` all that share a norm."""
         if norm is None:
             return heads
-        weights = self.weights.vectors[layer][norm.name].reshape(-1, self.config.head_dim)
+        weights = self.weights.vectors[layer][norm.name].reshape(-1, self.config.at(layer).head_dim)
         if norm.shape == ("head",):
             return unit(heads, self.config.head_eps) * weights
         root = np.sqrt((among**2).mean() + self.config.head_eps)
@@ -338,7 +357,7 @@ class Interpreter:
     def _rotate(self, layer: int, op: Attend, heads: Floats) -> Floats:
         """Heads (n, head dim), turned to the token's position."""
         turn = self.program.network.layers[layer].turn
-        tables = self.weights.rope[turn, :, self.position : self.position + 1].astype(np.float64)
+        tables = self.weights.rope[turn, :, self.position : self.position + 1, : op.rope.dim // 2].astype(np.float64)
         turned: Floats = ROTATIONS[op.rotation](heads[None, :, None], tables)
         return turned[0, :, 0]
 
@@ -380,21 +399,27 @@ class Interpreter:
         normed = unit(query @ state / np.sqrt(wide), self.config.eps) * vectors[op.norm.name]
         self._hand(ins, normed * ACTIVATIONS["silu"](spans[3]))
 
+    def _floats(self, span: Span) -> Floats:
+        floats: Floats = self.vectors[span.vector].floats[span.first : span.end].astype(np.float64)
+        return floats
+
     def _attend(self, ins: Instruction, op: Attend) -> None:
-        net, head_dim = self.program.network, self.config.head_dim
-        layer, groups = net.layers[ins.layer], self.program.head_groups
+        net, head_dim = self.program.network, self.config.at(ins.layer).head_dim
+        layer, groups = net.layers[ins.layer], self.program.groups(ins.layer)
+        kept = self.model.kept_by(ins.layer)
+        keeper = self.model.mixers[kept]
+        assert isinstance(keeper, Attend)
         rows, window = self.keys[ins.layer].shape[1], layer.window or self.position + 1
         cached = min(self.position, window - 1)
-        ranges = self.split(cached)
+        ranges = self.split(cached, ins.layer)
         if ins.split >= len(ranges) or ins.output is None:
             return
-        qkv = self.vectors[Vector.QKV].floats.astype(np.float64)
         head = ins.head // groups
-        spans = head_spans(net, ins.head, groups)
-        own_heads: list[Floats] = [qkv[span.first : span.end].reshape(-1, head_dim) for span in spans]
-        query, key, value = own_heads
+        query, key, value = (
+            self._floats(span).reshape(-1, head_dim) for span in head_spans(net, ins.layer, ins.head, groups)
+        )
         query, gates = (query[::2], query[1::2]) if op.gated else (query, None)
-        all_queries, all_keys, _ = (qkv[wait.span.first : wait.span.end] for wait in ins.waits)
+        all_queries, all_keys, _ = (self._floats(wait.span) for wait in ins.waits)
         first, rotate = ins.head * len(query), partial(self._rotate, ins.layer, op)
         queries = op.prepared(query, lambda x: self._normed(ins.layer, x, op.query_norm, first, all_queries), rotate)
         keys, values = self.keys[ins.layer][head], self.values[ins.layer][head]
@@ -402,8 +427,9 @@ class Interpreter:
         chosen = [at % rows for at in range(begin, end)]
         if ins.split == 0:
             own = self.position % rows
-            prepared = op.prepared(key, lambda x: self._normed(ins.layer, x, op.key_norm, head, all_keys), rotate)
-            keys[own], values[own] = prepared[0], value[0]
+            prepared = op.prepared(key, lambda x: self._normed(kept, x, keeper.key_norm, head, all_keys), rotate)
+            keys[own] = prepared[0]
+            values[own] = unit(value, self.config.head_eps)[0] if keeper.unit_values else value[0]
             chosen.append(own)
         scale = op.scale if op.temperature is None else op.scale * op.temperature.factors(self.position, 1)[0]
         scores = capped(queries @ keys[chosen].astype(np.float64).T * scale, op.cap)

@@ -11,13 +11,13 @@ import packs
 from interpreter import Weights
 from numpy.typing import NDArray
 
-from tegrad.llm.arch import GEMMA3, LFM2, LLAMA, OLMO2, QWEN3, QWEN3_5, Config, LayerForm
+from tegrad.llm.arch import GEMMA3, GEMMA4, LFM2, LLAMA, OLMO2, QWEN3, QWEN3_5, Config, LayerForm
 from tegrad.llm.formats import Q6_K, BlockType
 from tegrad.llm.network import Attend, Convolve, Delta, Mixer
 from tegrad.llm.packing import segments
 from tegrad.llm.persistent import angle_tables
 from tegrad.llm.rope import UNTURNED, Rope, Temperature
-from tegrad.llm.schedule import Layer, Matrix, Network
+from tegrad.llm.schedule import Layer, Matrix, Network, key_of
 
 Put = Callable[[NDArray[Any]], int]
 """Places an array on the device; returns its address."""
@@ -66,6 +66,16 @@ class Shape:
     window: int | None = None
     """Of every other layer, from the first on, whose cache then is a ring of `ring` rows, and whose angles differ."""
     ring: int = 64
+    local: tuple[int, int] | None = None
+    """Elements of a head, and heads of keys, of these layers."""
+    shared: int = 0
+    """Of so many last layers each takes keys and values of the one of its kind before all of them."""
+    values_are_keys: bool = False
+    """Of the layers without a window."""
+    own_input: int = 0
+    """Elements that each layer reads beside the stream."""
+    scaled: bool = False
+    """Each layer ends with a scale of the stream; values are normed."""
     taps: int = 0
     """Of every other layer, from the first on, which convolves with a ring of so many rows."""
     delta: tuple[int, int, int] = (0, 0, 0)
@@ -93,6 +103,10 @@ class Shape:
             arch = replace(arch, parallel=True, ffn_norm=arch.attn_norm)
         if not self.gated:
             arch = replace(arch, gate=None)
+        if self.own_input:
+            arch = replace(arch, per_layer=GEMMA4.per_layer)
+        if self.scaled:
+            arch = replace(arch, layer_scale=GEMMA4.layer_scale, unit_values=True, score_scale=0.3)
         if not self.normed:
             arch = replace(arch, attn_norm=None, ffn_norm=None)
         rope = Rope(self.head_dim, 10000.0)
@@ -100,8 +114,13 @@ class Shape:
         if self.unturned is not None:
             forms = tuple(LayerForm(rope if (at + 1) % self.unturned else UNTURNED) for at in range(self.layers))
         if self.window is not None:
-            within = LayerForm(replace(rope, scale=1.7), self.window)
-            forms = tuple(LayerForm(rope) if at % 2 else within for at in range(self.layers))
+            head_dim, kv_heads = self.local or (None, None)
+            turned = replace(rope, dim=head_dim or rope.dim, scale=1.7)
+            within = LayerForm(turned, self.window, head_dim=head_dim, kv_heads=kv_heads)
+            beyond = LayerForm(rope, values_are_keys=self.values_are_keys)
+            first = self.layers - self.shared
+            sources = [None if at < first else first - 1 - (at - first + 1) % 2 for at in range(self.layers)]
+            forms = tuple(replace(beyond if at % 2 else within, source=source) for at, source in enumerate(sources))
         if self.taps:
             arch = replace(arch, instead=(QWEN3_5 if self.delta[0] else LFM2).instead)
             if self.delta[0]:
@@ -111,7 +130,7 @@ class Shape:
             arch, self.vocab, self.positions, self.layers, self.dim, self.ffn, self.heads, self.kv_heads, self.head_dim,
             self.head_dim, self.eps, rope, forms, score_cap=self.score_cap, logit_cap=self.logit_cap,
             embedding_scale=self.embedding_scale, temperature=self.temperature, taps=self.taps,
-            delta_heads=self.delta[0], delta_keys=self.delta[1], state=self.delta[2],
+            delta_heads=self.delta[0], delta_keys=self.delta[1], state=self.delta[2], layer_input=self.own_input,
         )  # fmt: skip
 
 
@@ -143,12 +162,17 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
         values -= values.mean() if balanced else 0
         return put(values), values
 
-    s, config = shape, shape.config
-    net = config.network
-    cache = np.zeros((s.kv_heads, s.positions, s.head_dim), np.float16)
+    s, whole = shape, shape.config
+    net = whole.network
     ropes = list(dict.fromkeys(op.rope for op in net.attends))
-    layers, vectors, biases = [], [], []
+    layers, vectors, biases = list[Layer](), [], []
+    inputs, inputs_at = None, 0
+    if s.own_input:
+        inputs = rng.uniform(-1, 1, (s.layers, s.own_input)).astype(np.float32)
+        inputs_at = put(inputs)
     for at, block in enumerate(net.blocks):
+        config = whole.at(at)
+        cache = np.zeros((config.kv_heads, s.positions, config.head_dim), np.float16)
         value_kind, down_kind = (s.value_kind, s.down_kind) if at in s.others_in else (None, None)
         value_kind = value_kind or s.kind
         wide, narrow = config.size("query"), config.size("key")
@@ -160,6 +184,8 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
             ends = mixer.heads * (mixer.width + 2)
             parts = (("qkv", mixer.channels, s.kind), ("ends", ends, value_kind))
             parts = parts if value_kind is not s.kind else (("all", mixer.channels + ends, s.kind),)
+        elif mixer.made < 2:
+            parts = parts[: 1 + mixer.made]
         elif mixer.gated:
             parts = (("q", 2 * wide, s.kind), ("k", narrow, s.kind), ("v", narrow, value_kind))
         elif s.joined and value_kind is s.kind:
@@ -178,7 +204,7 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
                     addresses[spec.name], norms[spec.name] = vector(config.size(spec.shape[0]), low, high)
             if op.role in ("output", "gate", "down"):
                 others = {"ffn_down": down_kind, "ffn_up": s.up_kind if at in s.others_in else None}
-                matrices[op.role] = tuple(
+                matrices[key_of(op)] = tuple(
                     matrix(f"{spec.name}{at}", *map(config.size, spec.shape), others.get(spec.name) or s.kind)
                     for spec in op.matrices
                 )
@@ -196,19 +222,23 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
             layers.append(Layer(matrices, addresses, added, kept_row, state, ring=s.ring, state=state))
         else:
             within = mixer.window is not None
-            kept = (put(cache[:, : s.ring] if within else cache) for _ in range(2))
+            if mixer.source is None:
+                keys, values = (put(cache[:, : s.ring] if within else cache) for _ in range(2))
+            else:
+                keys, values = layers[mixer.source].keys, layers[mixer.source].values
             layers.append(
                 Layer(
-                    matrices, addresses, added, *kept, turn=ropes.index(mixer.rope),
+                    matrices, addresses, added, keys, values, turn=ropes.index(mixer.rope),
                     rows=0 if s.window is None else s.ring if within else s.positions, window=mixer.window or 0,
+                    own_input=inputs_at + 4 * s.own_input * at if s.own_input else 0,
                 )
             )  # fmt: skip
         vectors.append(norms)
         biases.append({role: values for role, (_, values) in own.items()})
     output_bias = vector(s.vocab, -1, 1) if s.by_mean else (0, None)
-    output_norm, ones = vector(s.dim, 0.05, 0.1), 0 if s.normed else vector(s.dim, 1, 1)[0]
+    output_norm, ones = vector(s.dim, 0.05, 0.1), 0 if s.normed and not s.own_input else vector(s.dim, 1, 1)[0]
     embedding = matrix("embedding", s.vocab, s.dim, s.kind)
-    network = Network(config, embedding, tuple(layers), embedding, output_norm[0], ones, output_bias[0])
+    network = Network(whole, embedding, tuple(layers), embedding, output_norm[0], ones, output_bias[0])
     rope = angle_tables(net, s.positions)
-    weights = Weights(floats, vectors, output_norm[1], biases, rope, output_bias[1])
+    weights = Weights(floats, vectors, output_norm[1], biases, rope, output_bias[1], inputs)
     return Made(s, network, weights, put(rope), [(layer.keys, layer.values) for layer in layers])

@@ -201,16 +201,19 @@ def test_a_conversation_goes_on_around_shared_rings(path: Path, device: str, exp
         assert far(engine.feed(TOKENS[20:30]), expected[29]) < 0.2
 
 
-def test_one_launch_refuses_them(path: Path, large: Path) -> None:
+def test_one_launch_takes_heads_of_two_kinds_and_refuses_a_third(path: Path, large: Path) -> None:
     for made in (config(path), config(large)):
-        with pytest.raises(UnsupportedModelError, match="does not run gemma4: its layers differ"):
-            check_block(made)
+        check_block(made)
+    made = config(large)
+    third = replace(made.forms[0], head_dim=96, rope=replace(made.forms[0].rope, dim=96))
+    with pytest.raises(UnsupportedModelError, match="does not run gemma4: its layers differ"):
+        check_block(replace(made, forms=(third, *made.forms[1:])))
 
 
 def test_heads_that_no_kernel_holds_are_refused(tmp_path: Path) -> None:
     wide = replace(SHAPES["plain"], dim=256, heads=2, kv_heads=1)
-    with pytest.raises(UnsupportedModelError, match="heads of more than 256 elements"):
-        check_block(config(write(tmp_path / "512.gguf", replace(wide, head_dim=512), TYPE.F16)))
+    with pytest.raises(UnsupportedModelError, match="heads of more than 512 elements"):
+        check_block(config(write(tmp_path / "528.gguf", replace(wide, head_dim=528), TYPE.F16)))
     file, why = write(tmp_path / "272.gguf", replace(wide, head_dim=272), TYPE.F16), "prompts of heads of 272 elements"
     with Gguf.open(file) as opened_file, pytest.raises(UnsupportedModelError, match=why):
         check(opened_file)

@@ -94,9 +94,8 @@ WIDTHS = {
 
 PARTLY_TURNED = ("glm4", "chatglm", "nemotron", "phi2", "gptneox", "stablelm")
 """Families half of whose heads rotates here."""
-MANY_LAUNCHES = ("gpt2", "gptneox", "stablelm", "gemma4")
-"""Families that the step in one launch refuses: for positions, two norms of a block, a norm's bias at a gate, or layers
-of different sizes."""
+MANY_LAUNCHES = ("gpt2", "gptneox", "stablelm")
+"""Families that the step in one launch refuses: for positions, two norms of a block, or a norm's bias at a gate."""
 
 
 @pytest.fixture
@@ -114,19 +113,21 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def written(path: Path, width: Width) -> Path:
-    """One layer, two of a family with windows in every other one, or whose first one does not attend."""
+    """One layer, two of a family with windows in every other one, or whose first one does not attend, and two more that
+    take keys and values of others."""
     base = next(shape for shape in models.SHAPES.values() if shape.arch == width.arch)
     turned = width.head_dim // 2 if width.arch in PARTLY_TURNED else width.head_dim
     own = base.own | {"rope.dimension_count": turned} if "rope.dimension_count" in base.own else dict(base.own)
     own |= {"attention.sliding_window_pattern": 2} if width.arch == "gemma3" else {}
     if width.arch == "gemma4":
-        own |= {"attention.sliding_window_pattern": [True, False], "attention.shared_kv_layers": 0}
+        own |= {"attention.sliding_window_pattern": [True, False] * 2, "attention.shared_kv_layers": 2}
         own |= {"feed_forward_length": width.ffn}
     if width.arch == "qwen35":
         mixed = width.heads * width.head_dim
         own |= {"full_attention_interval": 2, "ssm.inner_size": mixed, "ssm.time_step_rank": mixed // 128}
+    layers = {"gemma3": 2, "gemma4": 4, "lfm2": 2, "qwen35": 2}.get(width.arch, 1)
     shape = replace(
-        base, **width._asdict(), layers=2 if width.arch in ("gemma3", "gemma4", "lfm2", "qwen35") else 1, vocab=1024,
+        base, **width._asdict(), layers=layers, vocab=1024,
         specials=min(base.specials, 1000), context=4096, own=own, attends=(1,) if base.attends else (),
     )  # fmt: skip
     models.write(path, shape, "q4km")

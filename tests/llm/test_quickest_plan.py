@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_llama import TYPE, Shape, write
+from tiny_llama import SHAPES, TYPE, Shape, write
 
 from tegrad.bench.gpu import opened
 from tegrad.llm.engine import Engine
@@ -22,6 +22,8 @@ LLAMA = Shape(dim=256, ffn=512, heads=4, kv_heads=2, vocab=301, layers=1, contex
 NARROW = replace(LLAMA, dim=320, heads=5, kv_heads=1)
 GPT2 = Shape(arch="gpt2", dim=256, ffn=512, heads=4, kv_heads=4, vocab=301, layers=1, context=64)
 WHOLE = replace(LLAMA, arch="olmo2", context=64)
+SIZED = replace(SHAPES["gemma4"], layers=2, context=64)
+SIZED_BLOCKS = replace(SIZED, vocab=301)
 PROMPT = [5, 9, 77]
 
 
@@ -33,6 +35,8 @@ PROMPT = [5, 9, 77]
         ("gh100", NARROW, NEAR_POSITIONS, DecodePlan),
         ("gh100", GPT2, 64, DecodePlan),
         ("gh100", WHOLE, 64, PersistentPlan),
+        ("gh100", SIZED, 64, DecodePlan),  # floats
+        pytest.param("gh100", SIZED_BLOCKS, 64, PersistentPlan, marks=pytest.mark.long),
         ("agx-orin-64gb:41GiB", LLAMA, NEAR_POSITIONS, DecodePlan),
     ],
 )
@@ -41,7 +45,7 @@ def test_the_quickest_step_is_taken(
 ) -> None:
     for name, value in (("TEGRAD_BOARD", board), ("DEV", "NV"), ("HCQDEV_WAIT_TIMEOUT_MS", "60000")):
         monkeypatch.setenv(name, value)
-    plain = TYPE.F16 if shape in (GPT2, WHOLE) else TYPE.Q6_K
+    plain = TYPE.F16 if shape in (GPT2, WHOLE, SIZED) else TYPE.Q6_K
     path = write(tmp_path / "model.gguf", shape, TYPE.Q8_0 if shape is NARROW else plain)
     with opened(), Gguf.open(path) as file, Engine(file, context) as engine:
         assert type(engine.plan) is kind

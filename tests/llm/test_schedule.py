@@ -209,7 +209,7 @@ def test_ctas_that_attend_have_less_of_a_parallel_blocks_gate() -> None:
     assert dealt == [[176, 176, 176, 176, 160, 160], [128, 128, 192, 192, 192, 192]]
     steps = []
     for program in (even, spared):
-        interpreter = Interpreter(program, made.weights, 16, lambda position: [(0, position)])
+        interpreter = Interpreter(program, made.weights, 16, lambda position, _: [(0, position)])
         interpreter.begin(5, 0)
         interpreter.run(validate(program))
         steps.append(interpreter.logits)
@@ -271,6 +271,63 @@ def test_the_proof_names_a_mistake_where_products_are_set_apart(mutant: Callable
     program = build(make(shape).network, 6)
     assert len(validate(program)) == len(program.stages) * program.ctas
     with pytest.raises(ScheduleError, match=said):
+        validate(mutant(program))
+
+
+GEMMA4 = Shape(512, 512, 4, 1, 256, 6, kind=Q8_0, qk_norm=True, post_norms=True, window=50, local=(128, 1), shared=2,
+               own_input=128, scaled=True)  # fmt: skip
+
+
+def attends(program: Program, layer: int) -> Instruction:
+    """The first that a layer has."""
+    return next(ins for stage in program.stages for ins in stage.instructions
+                if ins.op is Op.ATTEND and ins.layer == layer)  # fmt: skip
+
+
+def attend_to_the_last_layers_keys(program: Program) -> Program:
+    ins = attends(program, 4)
+    own = attends(program, 3)
+    return program.replaced(ins._replace(waits=(ins.waits[0], *own.waits[1:])))
+
+
+def attend_without_waiting_for_kept_keys(program: Program) -> Program:
+    ins = attends(program, 5)
+    return program.replaced(ins._replace(waits=ins.waits[:1]))
+
+
+def keep_in_the_place_of_another(program: Program) -> Program:
+    """A layer writes its products where those are that later layers attend to."""
+    first = next(stage for stage in program.stages if stage.op is Op.PROJECT and stage.layer == 2)
+    last = next(stage for stage in program.stages if stage.op is Op.PROJECT and stage.layer == 4)
+    moved = next(ins for ins in last.instructions if ins.output is not None)
+    assert moved.output is not None
+    kept = next(ins.output for ins in first.instructions if ins.output is not None)
+    return program.replaced(moved._replace(output=kept._replace(elements=moved.output.elements)))
+
+
+def gate_of_a_stream_that_was(program: Program) -> Program:
+    """A layer's own input is multiplied before the feed-forward is added."""
+    stages = [stage for stage in program.stages if stage.op is Op.GATE and stage.layer == 1]
+    before = next(ins for ins in stages[0].instructions if ins.waits)
+    ins = next(ins for ins in stages[1].instructions if ins.waits)
+    return program.replaced(ins._replace(waits=(ins.waits[0]._replace(stage=before.waits[0].stage),)))
+
+
+SIZED = {
+    attend_to_the_last_layers_keys: r"reads KEPT\[512\] of stage 21 but does not wait for it",
+    attend_without_waiting_for_kept_keys: "does not wait for it",
+    keep_in_the_place_of_another: "waits for QKV.* where it is not written",
+    gate_of_a_stream_that_was: r"reads X\[0\] of stage 17 but waits for stage 14",
+}
+
+
+@pytest.mark.parametrize("mutant", SIZED, ids=lambda mutant: mutant.__name__)
+def test_the_proof_names_a_mistake_where_layers_attend_to_others_keys(mutant: Callable[[Program], Program]) -> None:
+    program = build(make(GEMMA4).network, 6)
+    assert len(validate(program)) == len(program.stages) * program.ctas
+    assert program.network.kept == {2: 0, 3: 4 * 128 + 2 * 128}
+    assert program.network.sizes[Vector.KEPT] == 4 * 128 + 2 * 128 + 4 * 256 + 2 * 256
+    with pytest.raises(ScheduleError, match=SIZED[mutant]):
         validate(mutant(program))
 
 
@@ -424,7 +481,7 @@ def test_every_order_that_the_waits_allow_makes_the_same_step(shape: Shape) -> N
     validate(program)
     steps = []
     for order in (validate(program), *orders(program, 3)):
-        interpreter = Interpreter(program, made.weights, 16, lambda position: [(0, position)])
+        interpreter = Interpreter(program, made.weights, 16, lambda position, _: [(0, position)])
         tokens = []
         for position in range(3):
             interpreter.begin(tokens[-1] if tokens else 5, position)
@@ -481,7 +538,7 @@ def float_step(made: object, token: int) -> np.ndarray:
 def test_the_interpreter_of_a_step_computes_the_network(shape: Shape, error: float) -> None:
     made = make(shape)
     program = build(made.network, 6)
-    interpreter = Interpreter(program, made.weights, 16, lambda position: [(0, position)])
+    interpreter = Interpreter(program, made.weights, 16, lambda position, _: [(0, position)])
     interpreter.begin(11, 0)
     interpreter.run(validate(program))
     wanted = float_step(made, 11)
@@ -492,7 +549,7 @@ def test_layers_of_a_published_mixture_take_other_formats_by_turns() -> None:
     shape = Shape(kind=Q4_K, value_kind=Q6_K, down_kind=Q6_K, others_in=(0, 2), layers=4)
     made = make(shape)
     program = build(made.network, 6)
-    interpreter = Interpreter(program, made.weights, 16, lambda position: [(0, position)])
+    interpreter = Interpreter(program, made.weights, 16, lambda position, _: [(0, position)])
     interpreter.begin(11, 0)
     interpreter.run(validate(program))
     wanted = float_step(made, 11)

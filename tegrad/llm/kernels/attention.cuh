@@ -19,7 +19,8 @@
 // the table), GATED (1: behind each head's query stand as many gates, by whose sigmoids its output is multiplied),
 // MADE (2: keys and values are made of the token; 1: keys, which before they are normed are values, too; 0: neither,
 // they lie in the cache already, the token's too), UNIT_VALUES (1: a value is divided by its root mean square).
-#pragma once
+//
+// Included once for each kind of heads: `attend` and the macros of heads are then others (other_heads.cuh).
 #include "last_arriving.cuh"
 #include <cuda_fp16.h>
 

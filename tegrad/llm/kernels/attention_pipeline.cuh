@@ -12,9 +12,7 @@
 // the first operand are the heads' queries (then their weights) as halves, rows 8 .. 15 what the halves leave out, so
 // that 22 bits of a float count. Which positions and elements are a product's columns does not matter as long as both
 // sides agree: that lets each lane load 16 bytes of a row, and the lanes of a phase from different banks.
-#pragma once
-#include "attention.cuh"
-
+// Included after attention.cuh, for each kind of heads.
 namespace attend {
 
 constexpr bool TENSOR =
@@ -122,12 +120,13 @@ struct ByLanes {
     // Rows of one side from `first` on; those after the last of `rows` are the last one once more.
     __device__ static __forceinline__ void take(Rows &to, const unsigned char *tile, bool side, int first, int rows,
                                                 unsigned lane) {
-        const unsigned column = lane % LANES < SHARES ? lane % LANES : SHARES - 1;
+        const unsigned column = (lane % LANES < SHARES ? lane % LANES : SHARES - 1) * (EACH / 8);
 #pragma unroll
         for (int u = 0; u < LOADS; u++) {
             const int row = min(first + (int)lane / LANES + u * ROWS, rows - 1);
-            static_assert(EACH == 8, "a lane takes one octet of a row");
-            to.octet[u][0] = *((const Octet *)(tile + side * SIDE_BYTES + row * ROW_BYTES) + column);
+#pragma unroll
+            for (int i = 0; i < EACH / 8; i++)
+                to.octet[u][i] = *((const Octet *)(tile + side * SIDE_BYTES + row * ROW_BYTES) + column + i);
 #if CACHE_Q8
             to.scale[u] = *((const unsigned short *)(tile + 2 * SIDE_BYTES + side * SIDE_SCALES + row * SCALE_BYTES) +
                             column / 4);

@@ -23,6 +23,7 @@
 //   Q5_K  4 / 70 + 18 header / 6 + 19                          F16   8 / 0 / 64 + 64, BF16 8 / 64 / 64, F32 16 / 0 / 64
 // Formats with a code book also load a word of it for each four weights (books.cuh).
 // The float formats read their activations as float32 from shared memory, 16 loads of 128 bits.
+#pragma once
 #include "formats.cuh"
 #include "books.cuh"
 

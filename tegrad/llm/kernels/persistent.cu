@@ -14,7 +14,7 @@
 //   program    struct of 32 words (schedule.WORDS) for each stage and CTA
 //   workspace  schedule.workspace: number of the step, counters, joined splits of attention, packets; zeros at first
 //   state, ring   kernels/state.cuh; histories, ends   kernels/sampling.cuh: of these, the step's end
-//   rope       float32 (ANGLE_TABLES, 2, ROPE_POSITIONS, ROPE_PAIRS)
+//   rope       float32 (ANGLE_TABLES, 2, ROPE_POSITIONS, TURN_PAIRS)
 //   logits     float32 (rows of the output matrix)
 //   timestamps where TIMESTAMPS: u64 (CTAS, STAGES, 4), SM cycles: stage begun, input there, results there, published
 //   last       stages to run; fewer than STAGES for tests, which then find every vector as the last stage left it
@@ -29,6 +29,10 @@
 // is), UNGATED (1: GATE's rows are activation(up) and have a bias), UPS (rows of up that a GATE at most keeps for the
 // next one, which is of gate's), PARALLEL (1: of two APARTs the first only keeps its rows, and the second adds its own
 // to them; GATE reads what PROJECT has staged for its format),
+// LAYER_INPUTS (1: a GATE with OF_INPUT reads the stream as it is and multiplies by what lies where others have a
+// bias), SCALED (1: who adds multiplies the stream by a number),
+// WIDE_HEAD_DIM, WIDE_KV_HEADS, WIDE_CACHE_HEADS, WIDE_ROPE_PAIRS, WIDE_ATTENTION_LOADS (of instructions with OF_WIDE,
+// where a model has two kinds of heads), TURN_PAIRS (of the ropes' tables), KEYS_APART (heads.cuh),
 // GATED (attention.cuh), DELTA_HEADS and others (delta.cuh, where layers are delta nets),
 // TAPS (of layers that convolve, with rings of TAP_ROWS rows of DIM floats; 0: there are none),
 // LOGIT_CAP (logits become LOGIT_CAP * tanh(logit / LOGIT_CAP)), ANGLE_TABLES (of how many ropes), FIXED (1: the
@@ -40,6 +44,13 @@
 #include "sampling.cuh"
 #include "barrier.cuh"
 #include "attention.cuh"
+#ifdef WIDE_HEAD_DIM
+enum { FIRST_HEAD_DIM = HEAD_DIM, FIRST_KV_HEADS = KV_HEADS, FIRST_CACHE_HEADS = CACHE_HEADS,
+       FIRST_ROPE_PAIRS = ROPE_PAIRS, FIRST_ATTENTION_LOADS = ATTENTION_LOADS };
+#include "other_heads.cuh"
+#include "attention.cuh"
+#include "other_heads.cuh"
+#endif
 #include "blocks.cuh"
 #include "activation.cuh"
 #ifdef DELTA_HEADS
@@ -57,6 +68,18 @@
 #endif
 #ifndef ANGLE_TABLES
 #define ANGLE_TABLES 1
+#endif
+#ifndef TURN_PAIRS
+#define TURN_PAIRS ROPE_PAIRS
+#endif
+#ifndef KEYS_APART
+#define KEYS_APART 0
+#endif
+#ifndef LAYER_INPUTS
+#define LAYER_INPUTS 0
+#endif
+#ifndef SCALED
+#define SCALED 0
 #endif
 #ifndef POST_NORMS
 #define POST_NORMS 0
@@ -87,9 +110,9 @@
 enum Op { NOTHING, EMBED, PROJECT, ATTEND, ADD, GATE, LOGITS, SAMPLE, APART, JOIN, CONVOLVE, DELTA };
 enum Field { OP, FLAGS, STAGE, COLUMNS_OF, SOURCE, WAIT, WRITERS, TARGET, FIRST, ROWS_OF, HEAD, SPLIT_OF, RUN = 12,
              NORM = 24, BIAS = 26, EXTRA = 28, WAIT2 = 30, WAIT3 = 31,
-             RING_ROWS = RUN + 2, MOST_SEEN = RUN + 3 };
+             RING_ROWS = RUN + 2, MOST_SEEN = RUN + 3, KEYS_AT = RUN + 6, VALUES_AT = RUN + 7 };
 enum RunField { ADDRESS, SEGMENTS_OF = 2, FORMAT_OF = 3 };
-enum Flag { READS_FLOATS = 1, WRITES_FLOATS = 2, HANDS_ON = 4, TIMES_LEFT = 8 };
+enum Flag { READS_FLOATS = 1, WRITES_FLOATS = 2, HANDS_ON = 4, TIMES_LEFT = 8, OF_INPUT = 16, OF_WIDE = 32 };
 #define NAMED(NAME, ...) FORMAT_##NAME,
 enum Format { EVERY_FORMAT(NAMED) };
 #undef NAMED
@@ -104,6 +127,10 @@ __device__ __forceinline__ bool is_delta(unsigned op) { return op == DELTA; }
 __device__ __forceinline__ constexpr bool is_delta(unsigned) { return false; }
 #endif
 constexpr int GROUPS_PER_HEAD = KV_HEADS / CACHE_HEADS;
+#ifdef WIDE_HEAD_DIM
+enum { WIDE_GROUPS_PER_HEAD = WIDE_KV_HEADS / WIDE_CACHE_HEADS };
+__device__ __forceinline__ bool is_wide(unsigned flags) { return flags & OF_WIDE; }
+#endif
 
 constexpr int CONSUMER_THREADS = 32 * CONSUMERS, EPILOGUE_THREADS = 32 * EPILOGUE;
 constexpr int HELD = 4;        // segments whose lanes' sums a warp keeps before it adds them up
@@ -132,6 +159,18 @@ struct Attending {
     attend::Shared shared;
     alignas(16) float query[QUERIES], key[HEAD_DIM], value[HEAD_DIM];
 };
+enum { FIRST_OUTPUTS = attend::OUTPUTS };
+#ifdef WIDE_HEAD_DIM
+#include "other_heads.cuh"
+struct Attending {
+    attend::Shared shared;
+    alignas(16) float query[QUERIES], key[HEAD_DIM], value[HEAD_DIM];
+};
+enum { MOST_OUTPUTS = most(FIRST_OUTPUTS, attend::OUTPUTS) };
+#include "other_heads.cuh"
+#else
+enum { MOST_OUTPUTS = FIRST_OUTPUTS };
+#endif
 
 #ifdef DELTA_HEADS
 using OwnHead = deltas::HeadState<CONSUMER_THREADS>;
@@ -147,15 +186,18 @@ struct Work {
     union {
         alignas(16) unsigned char input[most(PACKED_INPUT, PLAIN_INPUT)];
         Attending attending;
+#ifdef WIDE_HEAD_DIM
+        WideAttending wide_attending;
+#endif
 #ifdef DELTA_HEADS
         Running running;
 #endif
     };
     alignas(16) float scratch[CONSUMERS][32 * HELD];
 #ifdef DELTA_HEADS
-    alignas(16) float sums[most(most(SUMS, attend::OUTPUTS), DELTA_WIDTH)];
+    alignas(16) float sums[most(most(SUMS, MOST_OUTPUTS), DELTA_WIDTH)];
 #else
-    alignas(16) float sums[most(SUMS, attend::OUTPUTS)];
+    alignas(16) float sums[most(SUMS, MOST_OUTPUTS)];
 #endif
     float stream[OWN];  // this CTA's rows of the residual stream
 #if POST_NORMS
@@ -164,7 +206,7 @@ struct Work {
 #if UPS
     float ups[UPS];     // rows of up that wait for gate's
 #endif
-    float turn[ANGLE_TABLES * 2 * ROPE_PAIRS];  // ropes' cosines and sines at the position
+    float turn[ANGLE_TABLES * 2 * TURN_PAIRS];  // ropes' cosines and sines at the position
     float squares[2][EPILOGUE], top[2][EPILOGUE];
     int top_row[2][EPILOGUE];
     int joined;         // attention's result is in `sums`
@@ -181,6 +223,11 @@ static_assert(ATTENTION_WARPS <= CONSUMERS, "attention is the consumers' work");
 #include "sync.cuh"
 #if ATTENTION_PIPELINE
 #include "attention_pipeline.cuh"
+#ifdef WIDE_HEAD_DIM
+#include "other_heads.cuh"
+#include "attention_pipeline.cuh"
+#include "other_heads.cuh"
+#endif
 #endif
 #if SPIN_LIMIT
 static_assert(sizeof(Pipeline) + sizeof(Watch) + 128 <= 1024, "the pipeline's barriers have outgrown their place");
@@ -205,25 +252,7 @@ struct Word {
     }
 };
 
-// The cache of a KV head, and how many positions of it a token sees.
-__device__ __forceinline__ attend::Side side_of(const Word &word, void *elements, __half *scales, int head,
-                                                int position) {
-#if RINGS
-    return attend::ring(elements, scales, head, word[RING_ROWS], word[MOST_SEEN], position);
-#else
-    return attend::side(elements, scales, head);
-#endif
-}
-#if ATTENTION_PIPELINE
-__device__ __forceinline__ attend::Side keys_of(const Word &word, int position) {
-    return side_of(word, (void *)word.address(RUN), (__half *)word.address(RUN + 8), word[HEAD] / GROUPS_PER_HEAD,
-                   position);
-}
-__device__ __forceinline__ attend::Side values_of(const Word &word, int position) {
-    return side_of(word, (void *)word.address(RUN + 4), (__half *)word.address(EXTRA), word[HEAD] / GROUPS_PER_HEAD,
-                   position);
-}
-#endif
+// Positions of the cache that a token sees.
 __device__ __forceinline__ int seen(const Word &word, int position) {
 #if RINGS
     return min(position, (int)word[MOST_SEEN]);
@@ -563,62 +592,34 @@ __device__ __forceinline__ void multiply(const Word &word, Work &work, Pipeline 
 
 // What a layer's heads are rotated by.
 __device__ __forceinline__ const float *turn_of(const Word &word, const Work &work) {
-    return work.turn + (ANGLE_TABLES > 1 ? word[COLUMNS_OF] * 2 * ROPE_PAIRS : 0);
+    return work.turn + (ANGLE_TABLES > 1 ? word[COLUMNS_OF] * 2 * TURN_PAIRS : 0);
 }
 
-// Where attention's result goes, and what gates it.
-#if GATED
-#define ATTENDED(work) {work.sums, nullptr, nullptr, nullptr, work.attending.query + HEAD_DIM}
-#else
-#define ATTENDED(work) {work.sums, nullptr, nullptr}
+#include "heads.cuh"
+#ifdef WIDE_HEAD_DIM
+#include "other_heads.cuh"
+#include "heads.cuh"
+#include "other_heads.cuh"
 #endif
 
-// A split of a KV head's positions; who joins the splits leaves the result in work.sums. A function of its own:
-// inlined, what the caller keeps in registers would make its loops spill.
 #if ATTENTION_PIPELINE
-__device__ __noinline__ void attend_split(Word word, unsigned char *workspace, Turn now) {
-    extern __shared__ __align__(128) unsigned char memory[];
-    Work &work = work_in(memory);
-    Attending &a = work.attending;
-    const int thread = threadIdx.x;
-    if (word[SPLIT_OF] >= attend::range(seen(word, work.position), 0).splits) return;
-    attend::pipelined_split(a.shared, pipeline_in(memory), memory, now, keys_of(word, work.position),
-                      values_of(word, work.position), word[SPLIT_OF], work.position, a.query, a.key, a.value,
-                      (const float *)word.address(NORM), (const float *)word.address(BIAS), turn_of(word, work),
-                      ROPE_PAIRS, thread, [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS); });
-    const int head = word[HEAD], splits = attend::range(seen(word, work.position), 0).splits;
-    attend::finish_pipelined_split(a.shared, word[SPLIT_OF], splits,
-                             workspace + JOINS + (size_t)head * SPLITS * attend::LOTS * attend::LOT_BYTES,
-                             (unsigned *)(workspace + COUNTERS + (size_t)(STAGES + head) * COUNTER_BYTES),
-                             work.base + word[STAGE] + 1, ATTENDED(work), thread);
-    if (thread == 0) work.joined = splits == 1 || a.shared.last;
-    barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
+// Tiles of keys and values of an ATTEND.
+__device__ __forceinline__ int tiles_of(const Word &word, int position) {
+#ifdef WIDE_HEAD_DIM
+    if (is_wide(word[FLAGS])) return wide_attend::tiles(wide_attend::range(seen(word, position), word[SPLIT_OF]));
+#endif
+    return attend::tiles(attend::range(seen(word, position), word[SPLIT_OF]));
+}
+#endif
+
+// How many splits an ATTEND's head has.
+#ifdef WIDE_HEAD_DIM
+__device__ __forceinline__ int splits_of(const Word &word, int position) {
+    const int cached = seen(word, position);
+    return is_wide(word[FLAGS]) ? wide_attend::range(cached, 0).splits : attend::range(cached, 0).splits;
 }
 #else
-__device__ __noinline__ void attend_split(Word word, Work &work, unsigned char *workspace, int position, int warp,
-                                         int thread) {
-    const int head = word[HEAD], number = word[SPLIT_OF];
-    void *keys = (void *)word.address(RUN), *values = (void *)word.address(RUN + 4);
-    __half *key_scales = (__half *)word.address(RUN + 8), *value_scales = (__half *)word.address(EXTRA);
-    const float *q_norm = (const float *)word.address(NORM), *k_norm = (const float *)word.address(BIAS);
-    float *joins = (float *)(workspace + JOINS) + (size_t)head * SPLITS * attend::SPLIT_FLOATS;
-    unsigned *counter = (unsigned *)(workspace + COUNTERS + (size_t)(STAGES + head) * COUNTER_BYTES);
-    const float *turn = turn_of(word, work);
-    const int splits = attend::range(seen(word, position), 0).splits;
-    if (number >= splits) return;
-    if (warp < ATTENTION_WARPS) {
-        const attend::Output out = ATTENDED(work);
-        Attending &a = work.attending;
-        attend::split(a.shared, side_of(word, keys, key_scales, head / GROUPS_PER_HEAD, position),
-                     side_of(word, values, value_scales, head / GROUPS_PER_HEAD, position), number, position, a.query,
-                     a.key, a.value, q_norm, k_norm, turn, ROPE_PAIRS, joins, counter, out, thread,
-                     [] { barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS); });
-        if (thread == 0) work.joined = splits == 1 || a.shared.last;
-    } else {
-        barrier_sync<INPUT_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
-    }
-    barrier_arrive<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
-}
+#define splits_of(word, position) attend::range(seen(word, position), 0).splits
 #endif
 
 #ifdef DELTA_HEADS
@@ -704,17 +705,25 @@ __device__ __forceinline__ void consume(Reader reader, Work &work, Pipeline &pip
                                         int warp, int lane) {
     Turn now;
     // Seen by all of them once they have met for the first input.
-    for (int i = warp * 32 + lane; i < ANGLE_TABLES * 2 * ROPE_PAIRS; i += CONSUMER_THREADS)
-        work.turn[i] = rope[((size_t)(i / ROPE_PAIRS) * ROPE_POSITIONS + position) * ROPE_PAIRS + i % ROPE_PAIRS];
+    for (int i = warp * 32 + lane; i < ANGLE_TABLES * 2 * TURN_PAIRS; i += CONSUMER_THREADS)
+        work.turn[i] = rope[((size_t)(i / TURN_PAIRS) * ROPE_POSITIONS + position) * TURN_PAIRS + i % TURN_PAIRS];
     for (Word word; reader.take(word);) {
         asm volatile("" : "+r"(warp), "+r"(lane));  // what is made of them is not kept in registers meanwhile
         const unsigned op = word[OP];
         if (op == ATTEND) {
 #if ATTENTION_PIPELINE
-            attend_split(word, workspace, now);
-            now.skip(attend::tiles(attend::range(seen(word, work.position), word[SPLIT_OF])));
+#define GIVEN word, workspace, now
 #else
-            attend_split(word, work, workspace, position, warp, warp * 32 + lane);
+#define GIVEN word, work, workspace, position, warp, warp * 32 + lane
+#endif
+#ifdef WIDE_HEAD_DIM
+            if (is_wide(word[FLAGS])) wide_attend_split(GIVEN);
+            else
+#endif
+            attend_split(GIVEN);
+#undef GIVEN
+#if ATTENTION_PIPELINE
+            now.skip(tiles_of(word, work.position));
 #endif
 #ifdef DELTA_HEADS
         } else if (op == DELTA) {
@@ -758,6 +767,14 @@ __device__ __forceinline__ void fill(Reader reader, Pipeline &pipeline, unsigned
     for (Word word; reader.take(word);) {
         const unsigned op = word[OP], columns = word[COLUMNS_OF];
 #if ATTENTION_PIPELINE
+#ifdef WIDE_HEAD_DIM
+        if (op == ATTEND && is_wide(word[FLAGS])) {
+            const wide_attend::Range rows = wide_attend::range(seen(word, position), word[SPLIT_OF]);
+            wide_attend::produce_part(producer, pipeline, buffer, wide_keys_of(word, position),
+                                      wide_values_of(word, position), rows, lane);
+            continue;
+        }
+#endif
         if (op == ATTEND) {
             const attend::Range rows = attend::range(seen(word, position), word[SPLIT_OF]);
             attend::produce_part(producer, pipeline, buffer, keys_of(word, position), values_of(word, position), rows,
@@ -1126,7 +1143,12 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
 #if UNNORMED
         const bool normed = op == LOGITS;
 #else
-        const bool normed = op != ADDED && op != ATTEND && op != EMBED && op != SAMPLE;
+        const bool normed =
+            op != ADDED && op != ATTEND && op != EMBED && op != SAMPLE && !(LAYER_INPUTS && word[FLAGS] & OF_INPUT);
+#endif
+#if SCALED
+        const float *scale_at = (const float *)word.address(EXTRA);
+        const float scale = op == GROWS && scale_at ? __ldg(scale_at) : 1;
 #endif
 #if TAPS
         const float *kernel = (const float *)word.address(NORM);
@@ -1136,29 +1158,20 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
 #endif
         float factor = 1;
         if (op == ATTEND) {
-            if (word[SPLIT_OF] >= attend::range(seen(word, position), 0).splits) continue;
+            if (word[SPLIT_OF] >= splits_of(word, position)) continue;
             const unsigned wait = word[WAIT], second = word[WAIT2], third = word[WAIT3];
             epilogue.await(wait, word[WRITERS]);
             if ((second & 0xffff) != wait) epilogue.await(second & 0xffff, second >> 16);
             if (third != second) epilogue.await(third & 0xffff, third >> 16);
             const int head = word[HEAD];
             const unsigned char *from = epilogue.workspace + word[SOURCE];
-            // Packets before the key, and before the value.
-            constexpr int QUERY = QUERIES / 8 * 3, KEY = QUERY + HEAD_DIM / 8 * 3;
-            float *to = work.attending.query;
-            static_assert(sizeof(work.attending.query) % 16 == 0, "query, key and value lie side by side");
-            stage_floats(
-                QUERIES + 2 * HEAD_DIM, thread,
-                [=](int packet) {
-                    const int begin = packet < QUERY
-                        ? head * QUERIES
-                        : (PRODUCED + (packet >= KEY ? CACHE_HEADS : 0) + head / GROUPS_PER_HEAD) * HEAD_DIM;
-                    return from + begin / 8 * 48 + 16 * (packet - (packet < QUERY ? 0 : packet < KEY ? QUERY : KEY));
-                },
-                [=](int packet) {
-                    return epilogue.base + 1 + ((packet < QUERY ? wait : packet < KEY ? second : third) & 0xffff);
-                },
-                [=](int at, float v) { to[at] = v; });
+#define GIVEN word, work, epilogue, head, from, wait, second, third, thread
+#ifdef WIDE_HEAD_DIM
+            if (is_wide(word[FLAGS])) wide_stage_heads(GIVEN);
+            else
+#endif
+            stage_heads(GIVEN);
+#undef GIVEN
 #if QK_NORM == 2
             epilogue.sum_whole(from, epilogue.base + 1 + wait, epilogue.base + 1 + (second & 0xffff));
 #endif
@@ -1307,6 +1320,9 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
 #if UPS
             const bool times_left = word[FLAGS] & TIMES_LEFT;
 #endif
+#if LAYER_INPUTS
+            const bool of_input = word[FLAGS] & OF_INPUT;
+#endif
             asm volatile("" : "+r"(sums), "+r"(stream), "+l"(to));
             if (!without_product(op)) barrier_sync<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
             timestamp(timestamps, work, stage, 2, thread);
@@ -1320,6 +1336,10 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
                     value = op == JOIN ? value - factor + by : value * factor;
 #else
                     value = epilogue.row_sum(sums, pieces) * factor;
+#endif
+#if LAYER_INPUTS
+                    if (op == GATE && of_input) value = activate(value) * near;
+                    else
 #endif
 #if UNGATED
                     if (op == GATE) value = activate(value + near);
@@ -1347,6 +1367,9 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
 #endif
                     if (adds) {
                         value += shared_float(stream);
+#if SCALED
+                        value *= scale;
+#endif
                         put_shared(stream, value);
                         square = value * value;
                         value *= near;
