@@ -404,6 +404,7 @@ TARGETS: Final[Mapping[str, Target]] = {
         Target("decode-qwen3.5-4b-q4km", "decode", "qwen3.5-4b-q4km", _TWO_AND_A_HALF),
         Target("decode-gemma4-e2b-q4km", "decode", "gemma4-e2b-q4km", _TWO_AND_A_HALF),
         Target("decode-gemma4-e4b-q4km", "decode", "gemma4-e4b-q4km", _TWO_AND_A_HALF),
+        Target("decode-gemma4-31b-q4km", "decode", "gemma4-31b-q4km", _TWO_AND_A_HALF),
         Target("decode-lfm2-1.2b-q4km", "decode", "lfm2-1.2b-q4km", _TWO_AND_A_HALF),
         Target("decode-lfm2-2.6b-q4km", "decode", "lfm2-2.6b-q4km", _TWO_AND_A_HALF),
         Target("decode-tiny-aya-q4km", "decode", "tiny-aya-q4km", _TWO_AND_A_HALF),

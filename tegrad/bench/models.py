@@ -476,9 +476,11 @@ def formats(name: str) -> Callable[[Spec, int | None], BlockType]:
 
 
 def kinds(name: str) -> set[BlockType]:
-    """The formats of a model's matrices."""
+    """The formats of the matrices that a step in one launch multiplies by."""
     shape, kind = parse(name)
-    return {shape.format(kind, spec, layer) for spec, layer in _matrices(shape)}
+    beside = shape.config.network.embed.inputs
+    left_out = beside.specs if beside else ()
+    return {shape.format(kind, spec, layer) for spec, layer in _matrices(shape) if spec not in left_out}
 
 
 def _matrices(shape: ModelShape) -> Iterator[tuple[Spec, int | None]]:
