@@ -54,7 +54,7 @@ def told_of_models() -> list[str]:
         for test in ("tg128 x 8 @ d4096", "tg128 x 32 @ d4096")
     ]
     middle = ("decode-3b-", "decode-gemma3-4b-", "decode-phi4-mini-", "decode-smollm3-3b-", "decode-tiny-aya-")
-    many = [RATIO[f"decode-gemma4-{name}-q4km"] for name in ("e2b", "e4b")]
+    gemma4 = [100 * FIGURES[f"decode-gemma4-{name}-q4km"]["limit_share"] for name in ("e2b", "e4b", "31b")]
     batches = [RATIO[f"batch{name}"] for name in ("8-1b-q6k", "32-1b-q6k", "64-1b-q6k", "32-8b-q4km")]
     servers = [RATIO[f"serve-32-clients-{name}tok-s"] for name in ("", "8b-")]
     start = FIGURES["load-to-first-token"]
@@ -63,8 +63,8 @@ def told_of_models() -> list[str]:
         f"{shares('decode-8b-')} for 8B, {shares(*middle)} for 3B and 4B, {shares('decode-1b-')} for Llama's 1B",
         f"{FIGURES['decode-gemma3-1b-q4km']['limit_share']:.0%} for Gemma 3 1B",
         f"{FIGURES['decode-qwen2.5-0.5b-q4km']['limit_share']:.0%} for Qwen2.5 0.5B",
-        "({:.1f} times for E2B, {:.1f} for E4B)".format(*many),
-        f"(Gemma 4, in many launches, reaches {shares('decode-gemma4-')}.)",
+        f"({RATIO['decode-gemma4-31b-q4km']:.1f} times for Gemma 4 31B)",
+        "(Gemma 4 E2B and E4B reach {:.0f} and {:.0f}%, 31B {:.0f}%.)".format(*gemma4),
         f"of 128 tokens are processed {spread(*SHORT_PROMPTS)}",
         f"of 512 {spread(*PROMPTS)}, and of 16,384 {spread(*LONG_PROMPTS)}",
         "{:.1f}, {:.1f} and {:.1f} times as fast, 32 of 8B in Q4_K_M {:.1f} times".format(*batches),
