@@ -220,13 +220,13 @@ class ModelShape:
         output = spec is arch.output or (self.tied and spec in tables)
         name = spec.stack.name if spec.stack else spec.name
         at, layers = layer or 0, self.layers
-        if name == "attn_v":  # counted where there are any, beside those of all three
+        if name == "attn_v":  # counted where a file has any, be they read or not, beside those of all three
             net, joined = config.network, False
-            having = [index for index in range(layers) if spec in net.project(index).matrices]
+            having = [at for at in range(layers) if spec in net.project(at).matrices or net.kept_by(at) != at]
             if arch.instead is not None:
                 joined = any(one.name == "attn_qkv" for one in arch.instead.project)
             at, layers = having.index(at), layers if joined else len(having)
-        place = Place(name, sizes(spec.shape[-1]), at, layers, self.heads // self.kv_heads, output)
+        place = Place(name, sizes(spec.shape[-1]), at, layers, config.at(0).group, output)
         return FORMATS[format_of(MIXTURES[kind], place)]
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tegrad.bench.models import MIXTURES, SHAPES, ModelShape, Place, _matrices, format_of
+from tegrad.llm.formats import IQ4_XS, Q6_K
 
 GEMMA_270M = replace(SHAPES["gemma3-1b"], dim=640, ffn=2048, layers=18)
 SMOLLM2_135M = ModelShape("llama", 49152, 576, 1536, 30, 9, 3, 64, 8192, 0)
@@ -53,3 +54,13 @@ def test_rows_that_are_no_multiple_of_256_have_blocks_of_32() -> None:
         for name in ("attn_q", "attn_v", "attn_output", "ffn_down", "token_embd"):
             place = Place(name, 896, output=name == "token_embd")
             assert format_of(mixture, place) in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl")
+
+
+def test_matrices_of_values_that_no_layer_reads_are_counted_as_llama_quantize_counts_them() -> None:
+    """A published file has those of layers that take an earlier one's values; a small group is the first layer's."""
+    for name, more in {"gemma4-e2b": [0, 1, 2, 3, 6, 9, 12], "gemma4-e4b": [*range(5), 7, 10, 13, 16, 19, 22]}.items():
+        values = [(spec, layer) for spec, layer in _matrices(SHAPES[name]) if spec.name == "attn_v"]
+        assert [layer for spec, layer in values if SHAPES[name].format("q4km", spec, layer) is Q6_K] == more
+    large = SHAPES["gemma4-31b"]
+    kinds = {large.format("iq4xs", spec, layer) for spec, layer in _matrices(large) if spec.name == "attn_v"}
+    assert kinds == {IQ4_XS}
