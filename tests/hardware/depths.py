@@ -86,8 +86,9 @@ def wrong(found: Found, times: int, record: Record, model: str) -> Iterator[str]
 
 STAGES = {
     "qkv": "what queries, keys and values read", "products": "queries, keys and values", "output": "attention",
-    "gate": "what gate and up read", "down": "what down reads", "logits": "what the logits' product reads",
-    "scores": "logits",
+    "gate": "what gate and up read", "down": "what down reads",
+    "input_gate": "what the gate of the layer's own input reads", "gated": "the layer's own input, gated",
+    "logits": "what the logits' product reads", "scores": "logits",
 }  # fmt: skip
 """The vectors of stages.Step in words."""
 

@@ -26,10 +26,10 @@ import stages
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
-from exact import WIDTHS, Cached, Parts, Weights, by_sets, by_units, chain, not_at_all, only, together
+from exact import ROLES, Cached, Parts, Weights, by_sets, by_units, chain, not_at_all, only, together
 
 from tegrad.llm.arch import Config
-from tegrad.llm.cache import AHEAD, KvCache
+from tegrad.llm.cache import AHEAD, KvCache, LayerCache
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.network import Attend, Convolve, Convolving, Delta
 from tegrad.llm.packed import PackedModel
@@ -73,16 +73,18 @@ PLACES = tuple(
 
 
 class Filling:
-    """Random keys and values of each layer, as a device's cache holds them and as the reference reads them."""
+    """Random keys and values of each layer that has a cache of its own, as a device's holds them and as the reference
+    reads them."""
 
     COUNT = 1 << 16
     """Elements, again and again."""
 
     def __init__(self, config: Config, q8: bool) -> None:
         rng = np.random.default_rng(8)
-        self._config, self._q8, self.heads = config, q8, config.kv_heads
-        self._layers = []
-        for op in config.network.mixers:
+        self._config, self._q8 = config, q8
+        normed = config.arch.score_scale is not None  # keys' norms are in the place of what scores are multiplied by
+        self._layers = {}
+        for at, op in config.network.keeping.items():
             if isinstance(op, Convolve):
                 sides, scales = [rng.standard_normal(self.COUNT).astype(np.float32)], []
             elif isinstance(op, Delta):
@@ -94,21 +96,29 @@ class Filling:
             else:
                 sides = [rng.standard_normal(self.COUNT).astype(np.float16) for _ in range(2)]
                 scales = []
-            self._layers.append((sides, scales))
+            if normed and isinstance(op, Attend):
+                keys = scales if q8 else sides
+                keys[0] = keys[0] * np.float16(config.at(at).head_dim ** -0.25)
+            self._layers[at] = sides, scales
 
     def store(self, device: Any, cache: KvCache) -> None:
-        """Fill a cache, beyond the depth too, and look whether the last layer has what the reference reads."""
-        for layer, (sides, scales) in zip(cache.layers, self._layers, strict=True):
+        """Fill a cache, beyond the depth too, and look whether the last layers have what the reference reads."""
+        for at, (sides, scales) in self._layers.items():
+            layer = cache.layers[at]
             second = layer.values if layer.state is None else layer.state
             buffers = (layer.keys, second, layer.key_scales, layer.value_scales)
             for buffer, some in zip(buffers, (*sides, *scales), strict=False):
                 data = np.resize(some.view(np.uint8), buffer.size)
                 device.allocator._copyin(buffer, memoryview(bytearray(data)))
-        at = max(at for at, op in enumerate(self._config.network.mixers) if isinstance(op, Attend))
-        last = cache.layers[at]
-        length = last.rows * self.heads * self._config.head_dim  # a buffer may be longer
-        for side, (buffer, scale) in enumerate(((last.keys, last.key_scales), (last.values, last.value_scales))):
-            wanted = [self.head(at, side, head, last.rows) for head in range(self.heads)]
+        attends = [at for at, op in self._config.network.keeping.items() if isinstance(op, Attend)]
+        lasts = {(self.heads(at), self._config.at(at).head_dim): at for at in attends}
+        for at in lasts.values():
+            self._check(device, at, cache.layers[at])
+
+    def _check(self, device: Any, at: int, layer: LayerCache) -> None:
+        length = layer.rows * self.heads(at) * self._config.at(at).head_dim  # a buffer may be longer
+        for side, (buffer, scale) in enumerate(((layer.keys, layer.key_scales), (layer.values, layer.value_scales))):
+            wanted = [self.head(at, side, head, layer.rows) for head in range(self.heads(at))]
             if self._q8:
                 found = stages.get(device, buffer, length, np.int8).astype(np.float64)
                 found *= np.repeat(stages.get(device, scale, length // 16, np.float16).astype(np.float64), 32)
@@ -131,10 +141,14 @@ class Filling:
 
         return layer
 
+    def heads(self, layer: int) -> int:
+        """A layer's heads of keys."""
+        return self._config.at(layer).kv_heads
+
     def head(self, layer: int, side: int, head: int, positions: int) -> NDArray[Any]:
         """A head's rows of keys (side 0) or values (positions, width)."""
         sides, scales = self._layers[layer]
-        width = self._config.head_dim
+        width = self._config.at(layer).head_dim
         made = self._laid(sides[side], head, positions, width)
         if not self._q8:
             return made
@@ -165,7 +179,7 @@ class _Side(Sequence[NDArray[Any]]):
     depth: int
 
     def __len__(self) -> int:
-        return self.filling.heads
+        return self.filling.heads(self.layer)
 
     def __getitem__(self, head: Any) -> Any:
         if head >= len(self):
@@ -176,7 +190,8 @@ class _Side(Sequence[NDArray[Any]]):
 
 def fillings(config: Config) -> dict[bool, Filling]:
     """Of both kinds of cache, by whether it is packed."""
-    return {q8: Filling(config, q8) for q8 in (False, True) if not q8 or config.head_dim % 32 == 0}
+    whole = all(config.at(at).head_dim % 32 == 0 for at in range(config.layers))
+    return {q8: Filling(config, q8) for q8 in (False, True) if not q8 or whole}
 
 
 class Steps:
@@ -290,14 +305,12 @@ class Model:
 class Host:
     """The steps of some tokens in float64, exact and with what either plan rounds; in one launch on so many CTAs."""
 
-    ROLES = tuple(WIDTHS)
-
     def __init__(self, weights: Weights, tokens: Sequence[int], ctas: int) -> None:
         self._parts = cache(partial(Parts, weights))  # by positions of a cache: rope may depend on them
         self._tokens, self._fillings = tokens, fillings(weights.config)
         plans = {"one": by_units(weights.config, ctas), "many": by_sets}
         self._few = [not_at_all, *plans.values()]
-        self._alone = {plan: [only(rounding, role) for role in self.ROLES] for plan, rounding in plans.items()}
+        self._alone = {plan: [only(rounding, role) for role in ROLES] for plan, rounding in plans.items()}
 
     def cached(self, place: Place) -> Cached:
         """Keys and values before the tokens."""
@@ -317,7 +330,7 @@ class Host:
         """What came of `way`."""
         exact, one, many, *rest = logits
         alone = iter(rest)
-        shares = {plan: {role: off(next(alone), exact, exact) for role in self.ROLES} for plan in self._alone if rest}
+        shares = {plan: {role: off(next(alone), exact, exact) for role in ROLES} for plan in self._alone if rest}
         return Model(place, Distances.of(one, many, exact), shares, exact)
 
 

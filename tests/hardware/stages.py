@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
-from exact import Asked, Cached, Floats, Parts, Way
+from exact import Asked, Cached, Floats, Kept, Parts, Read, Way, by_sets
 from interpreter import Travelling
 
 from tegrad.llm.formats import PLAIN, SET
-from tegrad.llm.network import Add, Attend, Convolve, Delta, Gate, Project
-from tegrad.llm.schedule import FLOAT_UNIT, QUANTIZED_UNIT, UNIT, Op, Vector
+from tegrad.llm.network import Add, Attend, Convolve, Delta, Gate, InputGate, Logits, Project, Reader
+from tegrad.llm.numerics import capped
+from tegrad.llm.schedule import FLOAT_UNIT, QUANTIZED_UNIT, UNIT, Network, Op, Span, Stage, Vector
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Handed:
 @dataclass
 class Step:
     """The vectors of a step, each layer's: what the products of queries, keys and values read and made, what attention
-    made, what gate and up read, what down reads; then what the logits' product reads, and the logits."""
+    made, what gate and up read, what down reads; where layers have inputs of their own, what the gate of these reads
+    and makes; then what the logits' product reads, and the logits."""
 
     qkv: list[Handed] = field(default_factory=list)
     products: list[Handed | None] = field(default_factory=list)
@@ -46,21 +48,16 @@ class Step:
     output: list[Handed] = field(default_factory=list)
     gate: list[Handed] = field(default_factory=list)
     down: list[Handed] = field(default_factory=list)
+    input_gate: list[Handed] = field(default_factory=list)
+    gated: list[Handed] = field(default_factory=list)
     logits: list[Handed] = field(default_factory=list)
     scores: list[Handed] = field(default_factory=list)
 
-    def stream(self, handed: Handed, layers: int, *, parallel: bool = False) -> None:
-        """A vector of the residual stream, whose reader follows from how many there were; of `parallel` blocks it has
-        two."""
-        if len(self.qkv) == layers and len(self.gate) == layers:
-            self.logits.append(handed)
-        elif parallel:
-            self.qkv.append(handed)
-            self.gate.append(handed)
-        elif len(self.qkv) > len(self.gate):
-            self.gate.append(handed)
-        else:
-            self.qkv.append(handed)
+    def stream(self, handed: Handed, readers: Sequence[Reader]) -> None:
+        """A vector of the residual stream, of which parallel blocks have two readers."""
+        read = {Project: self.qkv, Gate: self.gate, InputGate: self.input_gate, Logits: self.logits}
+        for reader in readers:
+            read[type(reader)].append(handed)
 
 
 @dataclass(frozen=True)
@@ -125,7 +122,9 @@ def many(steps: Any, plan: Any, place: Any) -> Step:
         run(launch, launch.values)
         matrices = model.layers[layer or 0].matrices
         if kind in ("embed", "output", "down"):
-            step.stream(stream(handed), layers)
+            net, block = config.network, config.network.blocks[layer or 0]
+            after = next((op for op in block if isinstance(op, Add) and op.role == kind), None)
+            step.stream(stream(handed), net.beside(*net.reader(layer or 0, after)))
             handed += 1
         elif kind == "qkv":
             size = 4 * sum(matrix.rows for matrix in model.layers[layer].qkv)
@@ -143,35 +142,44 @@ def one(steps: Any, plan: Any, place: Any) -> Step:
     """The step of the first token in one launch, once for each of its stages: up to there, in a workspace as new."""
     device, config, step = steps.device, steps.config, Step()
     program, layout = plan.kernel.program, plan.kernel.layout
-    nothing, launch = bytes(plan.kernel.space_bytes), plan.launches[0]
+    nothing, (*before, launch) = bytes(plan.kernel.space_bytes), plan.launches
     kinds = [(stage.op, stage.layer) for stage in program.stages]
     for count, stage in enumerate(program.stages, 1):
         if stage.op in (Op.SAMPLE, Op.APART) or kinds[count : count + 1] == [(stage.op, stage.layer)]:
             continue  # the vector is not whole yet
         steps.begin(place)
         device.allocator._copyin(plan._space, memoryview(bytearray(nothing)))
+        for other in before:
+            run(other, other.values)
         run(launch, (count, *launch.values[1:]))
         if stage.op is Op.LOGITS:
             step.scores.append(Handed(get(device, plan.logits, 4 * config.vocab, np.float32).astype(np.float64)))
             continue
         if stage.op is Op.CONVOLVE:
             step.products.append(None)
-        vector = next(ins.output.vector for ins in stage.instructions if ins.output is not None)
-        size = program.network.sizes[vector]
-        if vector is Vector.QKV:  # other layers may have more products
-            size = sum(matrix.rows for matrix in steps.model.layers[stage.layer].qkv)
-        nbytes = -(-size // UNIT) * (FLOAT_UNIT if stage.floats else QUANTIZED_UNIT)
-        data = get(device, plan._space.offset(layout.vectors[vector]), nbytes, np.uint8)
+        vector, first, size = _written(program.network, stage)
+        unit = FLOAT_UNIT if stage.floats else QUANTIZED_UNIT
+        where = layout.vectors[vector] + first // UNIT * unit
+        data = get(device, plan._space.offset(where), -(-size // UNIT) * unit, np.uint8)
         arrived = Travelling.arrived(size, data, stage.floats)
         if vector is Vector.X:
-            squares = float(arrived.squares.astype(np.float64).sum())
+            squares, does = float(arrived.squares.astype(np.float64).sum()), stage.does
             handed = _handed(arrived, stage.floats, 1 / np.sqrt(squares / size + config.eps))
-            step.stream(handed, config.layers, parallel=config.network.parallel)
+            reader = config.network.reader(stage.layer, does if isinstance(does, Add) else None)
+            step.stream(handed, config.network.beside(*reader))
         else:
-            {Vector.QKV: step.products, Vector.MIXED: step.output, Vector.HIDDEN: step.down}[vector].append(
-                _handed(arrived, stage.floats)
-            )
+            hidden = step.gated if isinstance(stage.does, InputGate) else step.down
+            made = {Vector.MIXED: step.output, Vector.HIDDEN: hidden}.get(vector, step.products)
+            made.append(_handed(arrived, stage.floats))
     return step
+
+
+def _written(network: Network, stage: Stage) -> Span:
+    """What all CTAs write of a vector in a stage."""
+    vector = next(ins.output.vector for ins in stage.instructions if ins.output is not None)
+    if vector in (Vector.QKV, Vector.KEPT):
+        return network.products(stage.layer)
+    return Span(vector, 0, network.written(stage, vector))
 
 
 def _handed(arrived: Travelling, floats: bool, factor: float = 1.0) -> Handed:
@@ -189,7 +197,8 @@ def _handed(arrived: Travelling, floats: bool, factor: float = 1.0) -> Handed:
 
 
 def follow(parts: Parts, step: Step, token: int, cached: Cached, place: Any) -> Way[dict[str, Sequence[Off]]]:
-    """How far each vector of a step is from what its stage makes of what the device had before it."""
+    """How far each vector of a step is from what its stage makes of what the device had before it. Layers' own inputs
+    are not read back: they count as what they should be."""
     found: dict[str, list[Off]] = {name: [] for name in Step.__dataclass_fields__}
 
     def held(name: str, at: int, exact: Floats) -> Handed:
@@ -197,8 +206,13 @@ def follow(parts: Parts, step: Step, token: int, cached: Cached, place: Any) -> 
         found[name].append(Off.of(handed, exact))
         return handed
 
+    def rounded(role: Read, name: str, x: Floats) -> Floats:
+        return by_sets(role, x) if parts.weights.packed(name) else x
+
     stream = parts.embedding([token])[0]
+    inputs = yield from parts.inputs([token], stream[None], rounded)
     read: dict[str, Floats] = {}  # what `Attend` and `Add` read, as the device had it
+    new: dict[int, Kept] = {}
     for at, op, part in parts.operations():
         match op:
             case Project():
@@ -206,7 +220,10 @@ def follow(parts: Parts, step: Step, token: int, cached: Cached, place: Any) -> 
                 products = (yield Asked(part.names, x.read)) * x.factor + part.bias
                 read["qkv"] = products if step.products[at] is None else held("products", at, products).read
             case Attend():
-                mixed = parts.attention(op, part, read["qkv"][None], *cached(at), place.stored, place.depth)[0]
+                qkv, kept = read["qkv"][None], parts.network.kept_by(at)
+                if kept == at:
+                    new[at] = parts.kept(op, at, part, qkv, place.stored, place.depth)
+                mixed = parts.attention(op, at, part, qkv, new[kept], *cached(kept), place.depth)[0]
                 read["mixed"] = held("output", at, mixed).read
             case Convolve():
                 made = parts.convolution(op, part, read["qkv"][None], cached(at)[0])[0]
@@ -217,8 +234,12 @@ def follow(parts: Parts, step: Step, token: int, cached: Cached, place: Any) -> 
             case Gate():
                 x = held("gate", at, parts.centered(stream) * part.norm)
                 read["hidden"] = held("down", at, parts.gated(op, (yield Asked(part.names, x.read)) * x.factor)).read
+            case InputGate():
+                x = held("input_gate", at, stream)
+                made = parts.input_gated(op, (yield Asked(part.names, x.read)), inputs[at][0])
+                read["gated"] = held("gated", at, made).read
             case Add():
-                stream = stream + parts.added(part, (yield Asked(part.names, read[op.reads])))
+                stream = (stream + parts.added(part, (yield Asked(part.names, read[op.reads])))) * part.scale
     x = held("logits", 0, parts.centered(stream) * parts.output_norm)
-    held("scores", 0, (yield Asked((parts.logits,), x.read)) * x.factor)
-    return found
+    held("scores", 0, capped((yield Asked((parts.logits,), x.read)) * x.factor, parts.network.logits.cap))
+    return {name: layers for name, layers in found.items() if layers}

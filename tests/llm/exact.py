@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -24,7 +25,7 @@ from tegrad.llm.chips import Role
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import PLAIN, SET
 from tegrad.llm.gguf import Gguf
-from tegrad.llm.network import Add, Attend, Convolve, Convolving, Delta, Gate, Op, Project, Spec
+from tegrad.llm.network import Add, Attend, Convolve, Convolving, Delta, Gate, InputGate, Op, Project, Spec
 from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS, attended, capped, sigmoid, softplus
 from tegrad.llm.reference import expanded
 from tegrad.llm.rope import Rope
@@ -35,19 +36,21 @@ Stored: TypeAlias = Literal["F32", "F16", "Q8_0"]
 Side: TypeAlias = Sequence[NDArray[Any]] | NDArray[Any]
 """Rotated keys, or values, of each KV head (positions, width)."""
 Cached: TypeAlias = Callable[[int], tuple[Side, Side]]
-"""A layer's keys and values of the positions before the first token; of one that convolves what it keeps of them
-(positions, elements), as if of one head, and nothing, or a delta net's matrices (heads, keys, values)."""
-Read: TypeAlias = Role | Literal["convolution"]
-"""A product's role; "convolution" instead of "output" where that reads what was convolved."""
+"""Of a layer that has a cache of its own: keys and values of the positions before the first token; of one that
+convolves what it keeps of them (positions, elements), as if of one head, and nothing, or a delta net's matrices (heads,
+keys, values)."""
+Kept: TypeAlias = tuple[Floats, Floats]
+"""Rotated keys, and values, of tokens (..., tokens, heads, width), as a cache gives them back."""
+Read: TypeAlias = Role | Literal["convolution", "inputs"]
+"""A product's role; "convolution" instead of "output" where that reads what was convolved; "inputs" of what makes all
+layers' own inputs."""
 Rounding: TypeAlias = Callable[[Read, Floats], Floats]
 """What a product of packed weights in this role reads of a vector (..., columns)."""
 
 WEIGHTS_AT_ONCE: Final = 1 << 22
 """Weights that are expanded at a time."""
-WIDTHS: Final[dict[Role, str]] = {"qkv": "dim", "output": "mixed", "gate": "dim", "down": "ffn", "logits": "dim"}
-"""What a role's products read, as a size of `Config`."""
-CONVOLUTION: Final[tuple[Literal["convolution"]]] = ("convolution",)
-"""What is not a product's role."""
+ROLES: Final[tuple[Role, ...]] = ("qkv", "output", "gate", "down", "logits")
+"""Those of products whose vectors may be rounded alone."""
 
 
 class Asked(NamedTuple):
@@ -153,6 +156,8 @@ class Part:
     kernel: Floats | None = None
     ends: tuple[Floats, ...] = ()
     """A delta net's bias, decay and norm."""
+    scale: Floats | float = 1.0
+    """Of the stream, after what is added."""
 
 
 class Parts:
@@ -185,6 +190,22 @@ class Parts:
         rows = np.concatenate([self.weights.rows(name, token, 1) for token in tokens])
         return rows * self.network.embed.scale
 
+    def inputs(
+        self, tokens: Sequence[int], stream: Floats, rounded: Callable[[Read, str, Floats], Floats]
+    ) -> Way[dict[int, Floats]]:
+        """Each layer's own input (..., tokens, elements), if any, by the first stream, which its product reads
+        `rounded`."""
+        op = self.network.embed.inputs
+        if op is None:
+            return {}
+        table, matrix, norm = map(tensor_name, op.specs)
+        weight = self.weights.vector(norm)
+        product = yield Asked((matrix,), rounded("inputs", matrix, stream))
+        own = product.reshape(*product.shape[:-1], -1, len(weight)) * op.product_scale
+        rows = np.concatenate([self.weights.rows(table, token, 1) for token in tokens]) * op.table_scale
+        made = (own * self.factor(own) * weight + rows.reshape(own.shape[-3:])) * op.scale
+        return dict(enumerate(np.moveaxis(made, -2, 0)))
+
     def operations(self) -> Iterator[tuple[int, Op, Part]]:
         """Each layer's operations, as they are reached."""
         for at, op in self.network.operations():
@@ -202,12 +223,14 @@ class Parts:
             return Part((), None, np.zeros(0), kernel=rows, ends=tuple(ends))
         names = tuple(tensor_name(spec, layer) for spec in op.matrices)
         norm = vector(None if op.norm is None else op.norm.spec)
-        return Part(names, norm, np.concatenate([self._bias(spec, layer) for spec in op.matrices]))
+        scale = vector(op.scale) if isinstance(op, Add) else None
+        bias = np.concatenate([self._bias(spec, layer) for spec in op.matrices])
+        return Part(names, norm, bias, scale=1.0 if scale is None else scale)
 
     def _bias(self, spec: Spec, layer: int) -> Floats:
         name = tensor_name(spec, layer, "bias")
         there = name in self.weights.tensors
-        return self.weights.vector(name) if there else np.zeros(self.config.size(spec.shape[0]))
+        return self.weights.vector(name) if there else np.zeros(self.config.at(layer).size(spec.shape[0]))
 
     def centered(self, stream: Floats) -> Floats:
         """The residual stream (..., dim) as norms take it: without its mean where these subtract it."""
@@ -229,6 +252,11 @@ class Parts:
         """activation(gate) * up, of both side by side."""
         gate, up = np.split(products, 2, axis=-1)
         made: Floats = ACTIVATIONS[op.activation](gate) * up
+        return made
+
+    def input_gated(self, op: InputGate, products: Floats, own: Floats) -> Floats:
+        """activation(gate) * the layer's own input."""
+        made: Floats = ACTIVATIONS[op.activation](products) * own
         return made
 
     def added(self, part: Part, product: Floats) -> Floats:
@@ -289,35 +317,44 @@ class Parts:
         made: Floats = mixed * self.factor(mixed) * norm * ACTIVATIONS["silu"](gates.reshape(mixed.shape))
         return made.reshape(*made.shape[:-2], -1)
 
+    def _prepared(self, op: Attend, layer: int, x: Floats, norm: Floats | None, first: int) -> Floats:
+        """Queries or keys (..., tokens, elements) as scores take them (..., tokens, KV heads, group, width)."""
+        own, tables = self.config.at(layer), self._turns(op.rope, first, x.shape[-2])
+
+        def rotate(x: Floats) -> Floats:
+            heads = x.reshape(*x.shape[:-1], own.kv_heads, -1, own.head_dim)
+            return ROTATIONS[op.rotation](heads, tables).astype(np.float64, copy=False)
+
+        return op.prepared(x, lambda x: self._heads(x, norm), rotate)
+
+    def kept(self, op: Attend, layer: int, part: Part, qkv: Floats, stored: Stored, first: int) -> Kept:
+        """What a cache has of products (..., tokens, qkv) of tokens one after the other, from position `first` on."""
+        c, shape, rounded = self.config.at(layer), qkv.shape[:-1], ROUNDINGS[stored]
+        ends = np.cumsum([c.sizes["query"] * (1 + op.gated), c.sizes["key"]])
+        _, key, value = np.split(qkv, ends, axis=-1)
+        value = (key if op.values_are_keys else value).reshape(*shape, c.kv_heads, c.value_dim)
+        value = value * self.factor(value) if op.unit_values else value
+        key = self._prepared(op, layer, key, part.key_norm, first)[..., 0, :]
+        key, value = (rounded(side.astype(np.float32)).astype(np.float64) for side in (key, value))
+        return key, value
+
     def attention(
-        self, op: Attend, part: Part, qkv: Floats, keys: Side, values: Side, stored: Stored, first: int
+        self, op: Attend, layer: int, part: Part, qkv: Floats, new: Kept, keys: Side, values: Side, first: int
     ) -> Floats:
         """What attention makes (..., tokens, mixed) of products (..., tokens, qkv) of tokens one after the other.
 
-        The first of them stands at position `first`, after `keys` and `values`.
+        The first of them stands at position `first`, after `keys` and `values`; `new` are theirs.
         """
-        c, shape = self.config, qkv.shape[:-1]
-        queries = c.sizes["query"] * (1 + op.gated)
-        query, key, value = np.split(qkv, np.cumsum([queries, c.sizes["key"]]), axis=-1)
+        c, shape = self.config.at(layer), qkv.shape[:-1]
+        query, (key, value) = qkv[..., : c.sizes["query"] * (1 + op.gated)], new
         count, gates = shape[-1], 1.0
         if op.gated:
             pairs = query.reshape(*shape, c.heads, 2, c.head_dim)
             query, gates = (np.ascontiguousarray(pairs[..., at, :]).reshape(*shape, -1) for at in (0, 1))
             gates = sigmoid(gates)
-        tables = self._turns(op.rope, first, count)
-
-        def rotate(x: Floats) -> Floats:
-            heads = x.reshape(*shape, c.kv_heads, -1, c.head_dim)
-            return ROTATIONS[op.rotation](heads, tables).astype(np.float64, copy=False)
-
-        query = op.prepared(query, lambda x: self._heads(x, part.query_norm), rotate)
-        key = op.prepared(key, lambda x: self._heads(x, part.key_norm), rotate)
-        query = query * op.scale
+        query = self._prepared(op, layer, query, part.query_norm, first) * op.scale
         if op.temperature is not None:
             query *= op.temperature.factors(first, count)[:, None, None, None]
-        kept = ROUNDINGS[stored]
-        key = kept(key.astype(np.float32))[..., 0, :].astype(np.float64)
-        value = kept(value.reshape(*shape, c.kv_heads, c.value_dim).astype(np.float32)).astype(np.float64)
         mixed = np.empty((*shape, c.kv_heads, c.group, c.value_dim))
         held = len(keys[0])
         seen = attended(held, count, op.window)[:, None, :]  # (tokens, 1, positions)
@@ -341,8 +378,13 @@ class Parts:
 
 def nothing(config: Config) -> Cached:
     """The cache before the first token."""
-    empty = np.zeros((config.kv_heads, 0, config.head_dim))
-    return lambda layer: (empty, empty) if isinstance(config.network.mixers[layer], Attend) else ((), ())
+
+    def cached(layer: int) -> tuple[Side, Side]:
+        own = config.at(layer)
+        empty = np.zeros((own.kv_heads, 0, own.head_dim))
+        return (empty, empty) if isinstance(config.network.mixers[layer], Attend) else ((), ())
+
+    return cached
 
 
 def chain(
@@ -357,28 +399,36 @@ def chain(
         return np.stack([rounding(role, vectors) for rounding, vectors in zip(roundings, x, strict=True)])
 
     stream = np.repeat(parts.embedding(tokens)[None], len(roundings), axis=0)
-    mixers, made = parts.network.mixers, dict[str, Floats]()  # by what mixers and `Add` read
+    inputs = yield from parts.inputs(tokens, stream, rounded)
+    net, made, new = parts.network, dict[str, Floats](), dict[int, Kept]()  # by what mixers and `Add` read; by layer
     for at, op, part in parts.operations():
         match op:
-            case Project() | Gate():
+            case Project() | Gate() | InputGate():
                 read = parts.centered(stream)
                 x = rounded(op.role, part.names[0], read if part.norm is None else read * part.norm)
                 y = (yield Asked(part.names, x)) * (1 if part.norm is None else parts.factor(read)) + part.bias
-                made |= {"hidden": parts.gated(op, y)} if isinstance(op, Gate) else {"qkv": y}
+                if isinstance(op, Project):
+                    made["qkv"] = y
+                elif isinstance(op, Gate):
+                    made["hidden"] = parts.gated(op, y)
+                else:
+                    made["gated"] = parts.input_gated(op, y, inputs[at])
             case Attend():
-                made["mixed"] = parts.attention(op, part, made["qkv"], *cached(at), stored, first)
+                if (kept := net.kept_by(at)) == at:
+                    new[at] = parts.kept(op, at, part, made["qkv"], stored, first)
+                made["mixed"] = parts.attention(op, at, part, made["qkv"], new[kept], *cached(kept), first)
             case Convolve():
                 made["mixed"] = parts.convolution(op, part, made["qkv"], cached(at)[0])
             case Delta():
                 made["mixed"] = parts.delta(op, part, made["qkv"], *cached(at))
             case Add():
-                mixer = mixers[at]
+                mixer = net.mixers[at]
                 role: Read = mixer.role if op.reads == "mixed" and isinstance(mixer, Convolve) else op.role
                 product = yield Asked(part.names, rounded(role, part.names[0], made[op.reads]))
-                stream = stream + parts.added(part, product)
+                stream = (stream + parts.added(part, product)) * part.scale
     read = parts.centered(stream)
     x = rounded("logits", parts.logits, read * parts.output_norm)
-    return capped((yield Asked((parts.logits,), x)) * parts.factor(read), parts.network.logits.cap)
+    return capped((yield Asked((parts.logits,), x)) * parts.factor(read), net.logits.cap)
 
 
 # --- what steps round -------------------------------------------------------------------------------------------------
@@ -401,22 +451,28 @@ def by_sets(role: Read, x: Floats) -> Floats:
 def by_units(config: Config, ctas: int) -> Rounding:
     """As the step in one launch does on so many CTAs: sets of 16 have a scale of 10 bits, but each half one of its own
     where two CTAs wrote them; what reads them then brings the smaller half to the scale of the larger one, by two bits
-    more of each element. A parallel block's gate counts as dealt out evenly, whoever attends."""
+    more of each element. A parallel block's gate counts as dealt out evenly, whoever attends. Layers' own inputs are
+    made before, as by many launches."""
+    adds = [(at, op) for at, op in config.network.operations() if isinstance(op, Add)]
+    stream = {config.at(at).size(op.matrix.shape[1]) for at, op in adds}
+    """Columns of the matrices that write it."""
 
-    def owners(role: Read) -> NDArray[np.int64]:
-        units = config.size("dim" if role == "convolution" else WIDTHS[role]) // UNIT
+    @cache
+    def halves(role: Read, units: int) -> NDArray[np.int64]:
+        """Which CTA writes each unit of a set."""
         if role == "output":
-            return np.zeros(units, np.int64)  # attention publishes whole heads
-        columns = ("dim",) if role in ("down", "convolution") else ("mixed", "ffn")  # of those that write it
-        least = units_together(*(config.size(name) for name in columns))
-        return np.repeat(np.arange(ctas), [count for _, count in deal(units, ctas, least)])
-
-    halves = {role: owners(role).reshape(-1, SET // UNIT) for role in (*WIDTHS, *CONVOLUTION)}
+            return np.zeros((units * UNIT // SET, SET // UNIT), np.int64)  # attention publishes whole heads
+        least = units_together(*({config.dim} if role in ("down", "convolution") else stream))
+        owners = np.repeat(np.arange(ctas), [count for _, count in deal(units, ctas, least)])
+        return owners.reshape(-1, SET // UNIT)
 
     def rounded(role: Read, x: Floats) -> Floats:
+        if role == "inputs":
+            return by_sets(role, x)
         units = x.reshape(*x.shape[:-1], -1, SET // UNIT, UNIT)
         peak = np.abs(units).max(axis=-1)
-        alone = (halves[role] != halves[role][:, :1]).any(axis=-1, keepdims=True)
+        own = halves(role, x.shape[-1] // UNIT)
+        alone = (own != own[:, :1]).any(axis=-1, keepdims=True)
         peak = np.where(alone, peak, peak.max(axis=-1, keepdims=True))
         scale = round_scale(peak)[..., None].astype(np.float64)
         levels = np.divide(units, scale, out=np.zeros_like(units), where=scale > 0)
@@ -431,5 +487,5 @@ def by_units(config: Config, ctas: int) -> Rounding:
 
 def only(rounding: Rounding, role: Role) -> Rounding:
     """A rounding of what one role's products read."""
-    roles = (role, *CONVOLUTION) if role == "output" else (role,)
+    roles: tuple[Read, ...] = (role, "convolution") if role == "output" else (role,)
     return lambda at, x: rounding(at, x) if at in roles else x

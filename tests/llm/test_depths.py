@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,8 @@ from small_tunings import SMALL
 from tiny_llama import SHAPES, TYPE, Shape, write
 
 from tegrad.llm import programs
+from tegrad.llm.arch import Config
+from tegrad.llm.gguf import Gguf
 from tegrad.llm.persistent import PersistentPlan
 
 sys.path.append(str(Path(__file__).parents[1] / "hardware"))
@@ -35,8 +36,10 @@ GEMMA = replace(SHAPES["gemma3"], context=1024, heads=2, head_dim=256)
 QWEN35 = replace(SHAPES["qwen35"], context=1024, layers=3, eps=1e-2)
 LFM2 = replace(SHAPES["lfm2"], context=1024, layers=3)
 COHERE = replace(SHAPES["cohere2"], context=512)
+GEMMA4 = replace(SHAPES["gemma4"], context=1024, layers=3)
+SHARING = replace(SHAPES["gemma4 small"], context=1024, layers=6)
 FAR = (Place(640, 580, True, True, True),)
-"""Further than the rings of GEMMA's windows, and of LFM2's convolutions, have rows."""
+"""Further than the rings of windows, and of LFM2's convolutions, have rows."""
 
 
 def taken(
@@ -63,17 +66,20 @@ def complaints(found: list[Found]) -> list[str]:
         pytest.param(COHERE, TYPE.Q8_0, 0, {}, id="cohere2 Q8_0", marks=pytest.mark.long),
         pytest.param(LFM2, TYPE.Q4_K, 0, {}, id="lfm2 Q4_K"),
         pytest.param(QWEN35, TYPE.Q4_K, 0, {}, id="qwen35 Q4_K"),
+        pytest.param(GEMMA4, TYPE.Q8_0, 0, {}, id="gemma4 Q8_0", marks=pytest.mark.long),
+        pytest.param(SHARING, TYPE.Q8_0, 0, {}, id="gemma4 small Q8_0", marks=pytest.mark.long),
     ],
 )
 def test_right_steps_are_off_by_their_roundings_alone(
     opened: Any, tmp_path: Path, shape: Shape, kind: TYPE, ring: int, kinds: dict[str, TYPE]
 ) -> None:
-    places = FAR if shape in (GEMMA, LFM2, QWEN35) else PLACES
+    far = shape in (GEMMA, LFM2, QWEN35, GEMMA4, SHARING)
+    places = FAR if far else PLACES
     found = taken(opened, tmp_path / "model.gguf", shape, kind, places, ring, **kinds)
     assert [each.place for each in found] == list(places)
     assert complaints(found) == []
     for each in found:
-        plans = {"one"} if shape in (GEMMA, COHERE) else {"one", "many"}
+        plans = {"one"} if shape in (GEMMA, COHERE, GEMMA4, SHARING) else {"one", "many"}
         assert set(each.stages) == (plans if each.place.stepped else set())
         for plan in each.stages:
             attending = sum(bool(shape.delta[0]) or not shape.convolves(at) for at in range(shape.layers))
@@ -136,18 +142,18 @@ def test_a_wrong_step_is_noticed_in_its_stage(
 
 
 @pytest.mark.parametrize("q8", [False, True])
-def test_keys_and_values_are_as_large_as_a_models(q8: bool) -> None:
+def test_keys_and_values_are_as_large_as_a_models(tmp_path: Path, q8: bool) -> None:
     """An f16 cache's buffers, which stand for its scales too, were once filled like those: 0.015 and all alike."""
-    config = SHAPES["qwen3"]
-    network = SimpleNamespace(mixers=[SimpleNamespace(window=None)] * 2)
-    sizes = SimpleNamespace(layers=2, kv_heads=3, head_dim=config.width, network=network)
-    filling, positions = Filling(sizes, q8), 700  # type: ignore[arg-type]
+    path = write(tmp_path / "model.gguf", replace(SHAPES["qwen3"], kv_heads=3), TYPE.F16)
+    with Gguf.open(path) as file:
+        config = Config.read(file)
+    filling, positions = Filling(config, q8), 700
     for layer in range(2):
         for side in filling.cached(positions, 600)(layer):
             heads = [side[head].astype(np.float64) for head in range(3)]
             assert len(side) == len([*side]) == 3
             for head in heads:
-                assert head.shape == (600, config.width)
+                assert head.shape == (600, config.head_dim)
                 assert 0.9 < head.std() < 1.2
                 assert abs(head.mean()) < 0.02
             assert not np.array_equal(heads[0], heads[1])

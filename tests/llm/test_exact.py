@@ -38,6 +38,9 @@ MODELS = {
     "cohere2": (SHAPES["cohere2"], TYPE.Q8_0, {}),
     "lfm2": (SHAPES["lfm2"], TYPE.Q8_0, {}),
     "qwen35": (SHAPES["qwen35"], TYPE.Q8_0, {}),
+    "gemma4": (SHAPES["gemma4"], TYPE.Q8_0, {}),
+    "gemma4 small": (SHAPES["gemma4 small"], TYPE.Q8_0, {}),
+    "gemma4 in blocks": (SHAPES["gemma4 small"], TYPE.Q8_0, {"per_layer_model_proj": TYPE.Q6_K}),
     "divisors": (Shape(rope_freqs=True, tied=True, vocab=303), TYPE.Q4_0, {}),
 }
 
@@ -129,7 +132,7 @@ def test_units_are_rounded_as_they_travel_in_the_twin(tmp_path: Path, ctas: int,
     path = write(tmp_path / "model.gguf", replace(SHAPES["plain"], layers=1), TYPE.Q8_0)
     with Gguf.open(path) as file, Weights(file, 1) as weights:
         config = weights.config
-    size = config.size(exact.WIDTHS[role])
+    size = config.size("ffn" if role == "down" else "dim")
     x = np.random.default_rng(ctas).standard_normal((3, size)) * np.repeat([1.0, 30.0, 0.02, 1.0], size // 4)
     x[0, :16] = 0
     found = by_units(config, ctas)(role, x)
