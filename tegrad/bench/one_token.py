@@ -194,13 +194,13 @@ class _Token:
             step, runs = plan.likeliest(engine._sampling), list[list[int]]()
             with StampedRecording(self.device, step, runs.append) as recording:
                 host = list(self.ran(recording))
-            begin, end = (ns / 1e3 for ns in runs[-1])
+            begin, end = (ns / 1e3 for ns in runs[-1][-2:])  # of the step itself: others make layers' own inputs
             times = StepTimes.of(plan, end - begin)
             counts = self.counts(step, counted)
         ahead = clock_ahead(self.device)
         begin += ahead
         start = min(host[0].begin, begin)
-        whole = Span("GPU", "step", begin - start, end + ahead - begin, counts=counts[0] if counts else None)
+        whole = Span("GPU", "step", begin - start, end + ahead - begin, counts=counts[-1] if counts else None)
         roles = list(_roles(times))
         spans, at = [], 0.0
         for stage in times.stages():

@@ -334,10 +334,10 @@ class Rig:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of weights that a step reads; a tied embedding counts once."""
-        return sum(matrix.nbytes for matrix in plans.matrices(self.model)) - (
-            0 if self.model.output is self.model.embedding else self.model.embedding.nbytes
-        )
+        """Bytes of weights that a step reads; a tied embedding counts once, a table of which it reads a row not."""
+        model = self.model
+        tables = (model.inputs, None if model.output is model.embedding else model.embedding)
+        return sum(matrix.nbytes for matrix in plans.matrices(model) if all(matrix is not table for table in tables))
 
     def plan(self, tuning: Tuning, timestamps: bool = False) -> PersistentPlan:
         """A plan of the model; the caller closes it."""
@@ -449,7 +449,7 @@ class StepTimes:
 def parts(rig: Rig, tuning: Tuning) -> list[Part]:
     """Where a step's time goes, summed over a kind's stages."""
     with rig.plan(tuning, timestamps=True) as plan:
-        us = rig.us(plan.likeliest(rig.sampling))
+        us = rig.us(plan.likeliest(rig.sampling)[-1:])  # others make layers' own inputs
         found: dict[Op, list[StageTime]] = {}
         for stage in StepTimes.of(plan, us).stages():
             found.setdefault(stage.op, []).append(stage)

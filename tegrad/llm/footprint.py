@@ -87,7 +87,9 @@ class Footprint:
 
     def at(self, positions: int) -> int:
         """Bytes with a context of so many positions."""
-        return self._bytes(positions, self._cached(positions), AHEAD, 2 * 4 * self.config.vocab)
+        dims = [rope.dim for rope in {op.rope for op in self.config.network.attends}]
+        wider = 4 * sum(max(dims) - dim for dim in dims)  # tables of angles in one launch are as wide as the widest
+        return self._bytes(positions, self._cached(positions) + wider * positions, AHEAD, 2 * 4 * self.config.vocab)
 
     def batch(self, positions: int, slots: int, blocks: int) -> int:
         """Bytes of a `Batch` of so many sequences of up to `positions`, that share so many blocks."""

@@ -137,26 +137,27 @@ class Tuning:
         positions: int = 0,
         *,
         q8: bool = False,
-        head_dim: int = 64,
+        heads: Sequence[int] = (64,),
         rings: bool = False,
     ) -> Self:
-        """What was best for models of these formats on an H200 (docs/notebook.md); its tiles leave room for a pipeline.
+        """What was best for models of these formats, and heads of so many elements, on an H200 (docs/notebook.md); its
+        tiles leave room for a pipeline.
 
         Floats want more warps that stage, since they travel as they are, and poll more of them; small segments more
         that multiply, where attention needs no ring.
         """
         widest, made = max(kind.segment_bytes for kind in kinds), cls()
         # pieces of scales in every tile; in rings it may begin at any row
-        whole = positions % Q8_POSITION_MULTIPLE == 0 and head_dim & (head_dim - 1) == 0
-        whole = whole and (head_dim % 256 == 0 or not rings)
-        wide = head_dim > WIDE
+        whole = positions % Q8_POSITION_MULTIPLE == 0 and all(size & (size - 1) == 0 for size in heads)
+        whole = whole and (all(size % 256 == 0 for size in heads) or not rings)
+        wide = max(heads) > WIDE
         ring = (positions > NEAR_POSITIONS or wide) and (whole or not q8)
         if widest >= 4096:
             consumers = 32768 // widest
             made = cls(consumers=consumers, per_tile=1, attention_warps=consumers, epilogue=7, backoff=20)
         elif widest < 1280 and not ring:
             made = cls(consumers=16, per_tile=1, attention_warps=16, epilogue=3, polled=3)
-        if head_dim > 128:  # a row takes a whole warp
+        if max(heads) > 128:  # a row takes a whole warp
             made = replace(made, attention_loads=4)
         if wide and widest < 4096:  # with twelve warps a thread has 168 registers
             made = replace(made, epilogue=3)
@@ -168,8 +169,9 @@ def suiting(config: Config, kinds: Iterable[BlockType], positions: int, *, reach
     """The tuning for a model of matrices in these formats, with a cache of so many positions, of which `reach` will be
     used, if not all."""
     positions = positions if (reach or positions) > NEAR_POSITIONS else reach or positions
-    rings = any(isinstance(op, Attend) and op.window_within(positions) for op in config.network.mixers)
-    return Tuning.suited(kinds, positions, q8=q8, head_dim=config.head_dim, rings=rings)
+    rings = any(op.window_within(positions) for op in config.network.attends)
+    heads = [config.at(at).head_dim for at, op in enumerate(config.network.mixers) if isinstance(op, Attend)]
+    return Tuning.suited(kinds, positions, q8=q8, heads=heads, rings=rings)
 
 
 def fixed(matrices: Iterable[Matrix], consumers: int) -> bool:
@@ -280,7 +282,7 @@ class Persistent:
                 "TURN_PAIRS": max(pairs.values()), "ATTENTION_SCALE": number(net.model.attends[0].scale),
                 "WIDE_ATTENTION_LOADS": max(1, loads // 2) if net.heads[-1][0] > WIDE else loads,
             }  # fmt: skip
-        if net.kept or len(net.heads) > 1:
+        if net.kept or len(net.heads) > 1 or any(op.values_are_keys for op in net.model.attends):
             made["KEYS_APART"] = 1
         return made
 
@@ -507,12 +509,13 @@ def check_block(config: Config) -> None:
     alike = [_as_in(turned, op) for op in net.attends]
     kinds: dict[tuple[int, int], set[int]] = {}
     for at, mixer in enumerate(net.mixers):
-        if isinstance(mixer, Attend) and mixer.rotation != "none":
-            kinds.setdefault((config.at(at).head_dim, config.at(at).kv_heads), set()).add(mixer.rope.dim)
-    few = len(kinds) <= 2 and all(len(widths) == 1 for widths in kinds.values())
+        if isinstance(mixer, Attend):
+            turned_by = {mixer.rope.dim} if mixer.rotation != "none" else set()
+            kinds.setdefault((config.at(at).head_dim, config.at(at).kv_heads), set()).update(turned_by)
+    few = len(kinds) <= 2 and all(len(widths) <= 1 for widths in kinds.values())
     if alike != list(net.attends) or not few or (len(kinds) == 2 and turned.norms == "whole"):
         raise UnsupportedModelError(f"the persistent step does not run {config.arch.name}: its layers differ")
-    if config.head_dim > MOST_HEAD_DIM:
+    if max(head_dim for head_dim, _ in kinds) > MOST_HEAD_DIM:
         raise UnsupportedModelError(f"the persistent step does not run heads of more than {MOST_HEAD_DIM} elements")
     other = {config.size("mixed")} != {config.dim if isinstance(op, Convolve) else op.heads * op.width
                                        for op in net.mixers if not isinstance(op, Attend)}  # fmt: skip

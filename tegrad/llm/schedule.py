@@ -195,6 +195,12 @@ class Network:
         attends = (at for at, op in enumerate(self.model.mixers) if isinstance(op, Attend))
         return tuple(sorted({(self.config.at(at).head_dim, self.config.at(at).kv_heads) for at in attends}))
 
+    def sees_all(self, kind: tuple[int, int]) -> bool:
+        """Whether a layer with heads of a kind attends to all positions, or all layers have that kind."""
+        layers = (at for at, op in enumerate(self.model.mixers) if isinstance(op, Attend))
+        own = [self.layers[at] for at in layers if (self.config.at(at).head_dim, self.config.at(at).kv_heads) == kind]
+        return len(self.heads) == 1 or any(not layer.window for layer in own)
+
     def wide(self, layer: int) -> bool:
         """Whether its heads are of the second kind."""
         own = self.config.at(layer)
@@ -231,7 +237,7 @@ class Network:
             Vector.X: config.dim,
             Vector.QKV: max(map(self.projected, others), default=0),
             Vector.MIXED: config.mixed,
-            Vector.HIDDEN: config.ffn,
+            Vector.HIDDEN: max(config.ffn, config.layer_input),
         }
         return {**sizes, Vector.KEPT: sum(map(self.projected, self.kept))} if self.kept else sizes
 
@@ -713,7 +719,8 @@ def _groups(group: int, kv_heads: int, head_dim: int, ctas: int, most: int) -> i
 def build(network: Network, ctas: int, splits: int | None = None, head_groups: int = 1, spared: int = 0) -> Program:
     """The program of a step for so many CTAs; UnsupportedModelError where the kernel cannot run the network.
 
-    Attention is cut into `head_groups` of each KV head's query heads, or the fewest that can be, and `splits` of the
+    Attention is cut into `head_groups` of each KV head's query heads, or the fewest that can be (of a second kind of
+    heads that all attend within windows: the most that can be), and `splits` of the
     positions, at most; into as many as there are CTAs for unless given. CTAs that attend to a short context stream
     about `spared` bytes less of a parallel block's gate and up.
     """
@@ -723,7 +730,10 @@ def build(network: Network, ctas: int, splits: int | None = None, head_groups: i
     own = [config.at(layer) for layer in range(config.layers)]
     if any(size % 16 for each in own for size in (each.dim, each.ffn, each.head_dim)):
         raise UnsupportedModelError("the persistent step takes sizes that are multiples of 16")
-    groups = [_groups(config.heads // kv_heads, kv_heads, wide, ctas, head_groups) for wide, kv_heads in network.heads]
+    groups = [
+        _groups(config.heads // kind[1], kind[1], kind[0], ctas, head_groups if network.sees_all(kind) else ctas)
+        for kind in network.heads
+    ]
     room = min(ctas // (kv_heads * each) for (_, kv_heads), each in zip(network.heads, groups, strict=True))
     made = _Builder(network, ctas, min(splits or room, room), (groups[0], groups[-1]), spared)
     made.stream_rows(Op.EMBED)
@@ -953,7 +963,8 @@ def _check_overwrites(program: Program, proof: _Proof, order: Sequence[Instructi
 
 
 def _check_matrices(program: Program) -> None:
-    """Every segment of every matrix is streamed once, by a stage that has it, and rows go where they belong."""
+    """Every segment of every matrix is streamed once, by a stage that has it, and rows go where they belong; each head
+    has each split once."""
     count = {
         matrix.name: np.zeros(-(-matrix.rows * matrix.columns // stream_segment(matrix)), np.int32)
         for matrix in program.network.matrices()
@@ -970,6 +981,11 @@ def _check_matrices(program: Program) -> None:
                 if run.matrix.name not in own:
                     raise ScheduleError(f"{ins} multiplies {run.matrix.name}, which is no matrix of its stage")
                 count[run.matrix.name][run.first : run.first + run.segments] += 1
+    for stage in program.stages:
+        parts = [(ins.head, ins.split) for ins in stage.instructions if ins.op is Op.ATTEND]
+        heads = {head for head, _ in parts}
+        if sorted(parts) != sorted((head, split) for head in heads for split in range(program.splits)):
+            raise ScheduleError(f"stage {stage.instructions[0].stage} has not each split of its heads once")
     for name, times in count.items():
         if (times != 1).any():
             wrong = int(np.argmax(times != 1))
@@ -993,6 +1009,24 @@ def _check_rows(program: Program, ins: Instruction) -> None:
     sides = {Op.GATE: len(program.stages[ins.stage].matrices), Op.CONVOLVE: VECTORS}.get(ins.op, 1)
     if ins.runs and (rows := run_rows(of)[1]) != ins.output.elements * sides:
         raise ScheduleError(f"{ins} computes {rows} rows and writes {ins.output}")
+    if ins.op in (Op.PROJECT, Op.GATE, Op.ADD):
+        _check_place(program, ins)
+
+
+def _check_place(program: Program, ins: Instruction) -> None:
+    """The first row that an instruction computes of a stage's product is the first that it writes: of queries, keys and
+    values below one another, or of each side of a gate."""
+    stage, net, top = program.stages[ins.stage], program.network, 0
+    assert ins.output is not None
+    first = ins.output.first - (net.products(ins.layer).first if ins.op is Op.PROJECT else 0)
+    tops: dict[str, int] = {}
+    for matrix in stage.matrices:
+        tops[matrix.name] = top
+        top += matrix.rows if ins.op is Op.PROJECT else 0
+    sides = [run for run in (ins.runs if ins.op is Op.GATE else ins.runs[:1]) if run.matrix.name in tops]
+    found = [tops[run.matrix.name] + run_rows(ins._replace(runs=(run,)))[0] for run in sides]
+    if found != [first] * len(found):
+        raise ScheduleError(f"{ins} computes rows from {found} on and writes {ins.output}")
 
 
 def _check_convolved(ins: Instruction, rows: int) -> None:
@@ -1150,7 +1184,10 @@ def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[st
         norm = next_norm(net, stage)
     elif isinstance(does, InputGate):
         bias = layer.own_input
-    elif isinstance(does, Project | Gate):
+    elif isinstance(does, Project):
+        bias = layer.biases.get(key_of(does), 0)
+        bias -= 4 * net.products(stage.layer).first if bias else 0  # it is read by the element that is written
+    elif isinstance(does, Gate):
         bias = layer.biases.get(key_of(does), 0)
     elif isinstance(does, Logits):
         bias = net.output_bias

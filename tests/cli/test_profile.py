@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
-from tiny_llama import TYPE, Shape, write
+from tiny_llama import SHAPES, TYPE, Shape, write
 
 pytestmark = pytest.mark.board
 
@@ -95,6 +95,16 @@ def test_a_step_in_one_launch_is_shown_by_its_stages(tmp_path: Path) -> None:
     assert tracks["GPU"][0]["args"]["instructions"] > 0
     assert {name for name in tracks if name.startswith("CTA")} == {f"CTA {2 * at}" for at in range(8)}
     assert {"waits", "works", "finishes", "qkv 1"} <= {event["name"] for event in tracks["CTA 0"]}
+
+
+def test_a_step_in_one_launch_is_shown_without_what_is_launched_before_it(tmp_path: Path) -> None:
+    """A model whose layers have inputs of their own makes these first."""
+    path = write(tmp_path / "model.gguf", replace(SHAPES["gemma4 small"], layers=2, shared=0), TYPE.Q8_0)
+    done = profile("--model", str(path), "-n", "1", "--json", TEGRAD_BOARD="gh100")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["plan"] == "one launch"
+    assert {role["name"]: role["count"] for role in found["roles"]}["gate"] == 4
 
 
 def test_a_depth_beyond_the_context_is_refused(tmp_path: Path) -> None:

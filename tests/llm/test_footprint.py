@@ -19,6 +19,7 @@ from tegrad.llm.cache import AHEAD, KvCache
 from tegrad.llm.engine import Engine
 from tegrad.llm.footprint import ALLOWANCE, Footprint, machine_room, module_room
 from tegrad.llm.gguf import Gguf
+from tegrad.llm.persistent import PersistentPlan
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.prefill import Prefill
 from tegrad.llm.sampler import Sampler
@@ -83,7 +84,8 @@ def test_a_large_models_prompts_and_cache_take_what_is_said(name: str) -> None:
     made = packed(config, formats(name), chip, shape.tied)
     said = Footprint(config, chip.taken)
     cache = KvCache(chip, config, positions)
-    plan, prompts = DecodePlan(made, States(chip), cache), Prefill(made, cache)
+    kind = PersistentPlan if config.layers_differ else DecodePlan
+    plan, prompts = kind(made, States(chip), cache), Prefill(made, cache)
     for rope in {op.rope for op in config.network.attends}:
         prompts.rows.turns(rope)
     assert plan.launches

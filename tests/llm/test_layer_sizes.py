@@ -214,6 +214,8 @@ def test_heads_that_no_kernel_holds_are_refused(tmp_path: Path) -> None:
     wide = replace(SHAPES["plain"], dim=256, heads=2, kv_heads=1)
     with pytest.raises(UnsupportedModelError, match="heads of more than 512 elements"):
         check_block(config(write(tmp_path / "528.gguf", replace(wide, head_dim=528), TYPE.F16)))
+    with pytest.raises(UnsupportedModelError, match="heads of more than 512 elements"):
+        check_block(config(write(tmp_path / "local.gguf", replace(SMALL, local=(528, 1), head_dim=256), TYPE.F16)))
     file, why = write(tmp_path / "272.gguf", replace(wide, head_dim=272), TYPE.F16), "prompts of heads of 272 elements"
     with Gguf.open(file) as opened_file, pytest.raises(UnsupportedModelError, match=why):
         check(opened_file)

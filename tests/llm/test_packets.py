@@ -26,7 +26,11 @@ PACKET = re.compile(r"\bld\.relaxed\.gpu\.global\.v4\.u32\b")
 WHOLE = re.compile(r"\bLDG\.E\.128\.STRONG\.GPU\b")
 
 
-@pytest.mark.parametrize(("name", "kind"), [("gemma3", Q8_0), ("olmo2", F16)], ids=["gemma3", "olmo2"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("gemma3", Q8_0), ("olmo2", F16), ("gemma4 small", Q8_0)],
+    ids=["gemma3", "olmo2", "gemma4"],
+)
 @pytest.mark.parametrize("board", ["gh100", "agx-orin-64gb"])
 def test_machine_code_has_a_load_of_128_bits_for_each_packet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, board: str, name: str, kind: Any

@@ -285,6 +285,13 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
             local=(64, 4), values_are_keys=True, scaled=True,
         ), 10, 170, {"shares": 2},
     ),
+    # the same number and size of heads in all layers
+    "values that are keys": (
+        Shape(
+            512, 512, 4, 2, 64, 4, 72, Q8_0, qk_norm=True, halves=True, positions=200, post_norms=True, window=60,
+            values_are_keys=True, scaled=True,
+        ), 10, 170, {"shares": 2},
+    ),
     # layer norms and biases everywhere, no gate, no mean in the stream
     "starcoder": (
         Shape(512, 1024, 4, 2, 64, 2, 264, Q4_K, down_kind=Q6_K, halves=True, by_mean=True, gated=False, logit_cap=9.0),
@@ -344,8 +351,8 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
 
 
 OFTEN = (
-    "qwen35", "lfm2", "gemma4", "up by itself", "temperature", "mixed", "pipeline", "tensor", "plain", "packed",
-    "narrow", "starcoder",
+    "qwen35", "lfm2", "gemma4", "values that are keys", "up by itself", "temperature", "mixed", "pipeline", "tensor",
+    "plain", "packed", "narrow", "starcoder",
 )  # fmt: skip
 
 

@@ -57,6 +57,28 @@ def test_the_quickest_step_is_taken(
 
 
 @pytest.mark.parametrize(
+    ("shape", "q8"),
+    [
+        (replace(SIZED_BLOCKS, layers=3, local=(128, 2)), False),  # values are keys, and heads are alike
+        (replace(SHAPES["gemma4 small"], layers=4, shared=1, local=(128, 1), context=600), True),
+        (replace(SHAPES["gemma4 small"], layers=2, shared=0, layer_input=640), False),  # more than the feed-forward has
+    ],
+    ids=["alike", "small heads in rings", "wide inputs"],
+)
+def test_layers_of_different_sizes_are_run_in_one_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: Shape, q8: bool
+) -> None:
+    for name, value in (("TEGRAD_BOARD", "gh100"), ("DEV", "NV"), ("HCQDEV_WAIT_TIMEOUT_MS", "60000")):
+        monkeypatch.setenv(name, value)
+    path = write(tmp_path / "model.gguf", shape, TYPE.Q8_0)
+    with opened(), Gguf.open(path) as file, Engine(file, shape.context, q8=q8) as engine:
+        assert engine.plan_name == "one launch"
+        logits = np.array([engine.feed([token]) for token in PROMPT])
+    exact = Reference(path).logits(PROMPT)
+    assert np.sqrt(((logits - exact) ** 2).mean()) < 0.05 * exact.std()
+
+
+@pytest.mark.parametrize(
     ("board", "sms"),
     [
         pytest.param("orin-nano-4gb:3GiB", 4, marks=pytest.mark.long),

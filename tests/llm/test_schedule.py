@@ -27,6 +27,7 @@ from tegrad.llm.schedule import (
     Program,
     ScheduleError,
     Span,
+    Stage,
     Vector,
     Wait,
     build,
@@ -329,6 +330,38 @@ def test_the_proof_names_a_mistake_where_layers_attend_to_others_keys(mutant: Ca
     assert program.network.sizes[Vector.KEPT] == 4 * 128 + 2 * 128 + 4 * 256 + 2 * 256
     with pytest.raises(ScheduleError, match=SIZED[mutant]):
         validate(mutant(program))
+
+
+def swap(program: Program, op: Op) -> Program:
+    """Two CTAs write each other's rows."""
+    a, b = (ins for ins in find_stage(program, op).instructions if ins.output is not None and ins.cta < 2)
+    return program.replaced(a._replace(output=b.output), b._replace(output=a.output))
+
+
+def find_stage(program: Program, op: Op) -> Stage:
+    return next(stage for stage in program.stages if stage.op is op)
+
+
+@pytest.mark.parametrize("op", [Op.PROJECT, Op.GATE, Op.ADD])
+def test_the_proof_notices_rows_in_each_others_places(op: Op) -> None:
+    program = build(make(Shape(dim=512, ffn=1024)).network, 6)
+    with pytest.raises(ScheduleError, match=r"computes rows from .* on and writes"):
+        validate(swap(program, op))
+
+
+def test_the_proof_notices_rows_of_kept_products_in_another_place() -> None:
+    program = build(make(GEMMA4).network, 6)
+    stage = next(stage for stage in program.stages if stage.op is Op.PROJECT and stage.layer == 3)
+    a, b, *_ = stage.instructions
+    with pytest.raises(ScheduleError, match=r"computes rows from .* on and writes KEPT"):
+        validate(program.replaced(a._replace(output=b.output), b._replace(output=a.output)))
+
+
+def test_the_proof_notices_a_split_that_is_done_twice() -> None:
+    program = build(make(Shape()).network, 8)
+    ins = next(ins for ins in find_stage(program, Op.ATTEND).instructions if ins.split == 1)
+    with pytest.raises(ScheduleError, match="has not each split of its heads once"):
+        validate(program.replaced(ins._replace(split=2)))
 
 
 def convolve_in_another_order(program: Program) -> Program:

@@ -1113,6 +1113,15 @@ struct Convolution {
 };
 #endif
 
+// What a row has beside its sums: in L2 where it may be what an earlier launch of the same recording made.
+__device__ __forceinline__ float read_beside(const float *at) {
+#if LAYER_INPUTS
+    return __ldcg(at);
+#else
+    return __ldg(at);
+#endif
+}
+
 __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epilogue, State *state, Entry *ring,
                                              int *histories, const int *ends, float *logits,
                                              unsigned long long *timestamps, bool greedy, int position, int token) {
@@ -1135,7 +1144,7 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
         const int mine = (first & ~15) + thread;
         const bool early = mine >= first && mine < first + rows;
         const float *beside = (const float *)word.address(op == GROWS || op == EMBED ? NORM : BIAS);
-        const float held = beside && early && op != ATTEND && !is_delta(op) ? __ldg(beside + mine) : 0;
+        const float held = beside && early && op != ATTEND && !is_delta(op) ? read_beside(beside + mine) : 0;
 #if POST_NORMS
         const float *post = (const float *)word.address(BIAS);
         const float post_held = op == JOIN && early && (!BY_MEAN || post) ? __ldg(post + mine) : 0;
@@ -1379,7 +1388,7 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
                 row += EPILOGUE_THREADS, sums += 4 * EPILOGUE_THREADS * pieces, stream += 4 * EPILOGUE_THREADS;
                 to = packet_of(target, row, floats, lane);
                 inside = row >= first && row < end;
-                near = beside && op != ATTEND && !is_delta(op) && inside ? __ldg(beside + row) : 0;
+                near = beside && op != ATTEND && !is_delta(op) && inside ? read_beside(beside + row) : 0;
 #if TAPS
                 if (op == CONVOLVE && inside) convolution.load(kernel, taps, row, position);
 #endif
