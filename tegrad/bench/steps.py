@@ -49,7 +49,7 @@ from tegrad.llm.engine import Engine, Planner
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.loop import Loop
 from tegrad.llm.packed import PackedModel
-from tegrad.llm.persistent import PersistentPlan, Tuning, suiting
+from tegrad.llm.persistent import PersistentPlan, Tuning, tuning_for
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.sampling import Sampling, Settings
 from tegrad.llm.schedule import Op, Program, imbalance
@@ -508,7 +508,7 @@ def _compile(name: str, chip: str, depth: int, tuning: Tuning) -> str:
 
 def _tuning(name: str, settings: Sequence[str], depth: int = 0) -> Tuning:
     given = {key: int(value) for key, _, value in (entry.partition("=") for entry in settings)}
-    return replace(suiting(models.parse(name)[0].config, models.kinds(name), depth + RIG_POSITIONS), **given)
+    return replace(tuning_for(models.parse(name)[0].config, models.kinds(name), depth + RIG_POSITIONS), **given)
 
 
 def show_persistent(

@@ -125,15 +125,15 @@ class Engine(Closing):
             raise
 
     def _quickest(self, model: PackedModel, states: States, cache: KvCache) -> Plan:
-        """The step in one launch on Hopper, else launches, which there begin early (measured in docs/notebook.md), as
-        they do for narrow rows, and for floats in layers of different sizes.
+        """The step in one launch on Hopper; launches, which there begin early, for models that the one refuses, and for
+        those that are `quicker_in_launches`.
 
         On an Orin one launch only where a record of it shows that packets between CTAs are right, and quicker.
         """
         overlaps = kernels_of(self.device.arch).overlaps
         if self._overlapped is not None or not (overlaps or roles.one_launch()):
             return DecodePlan(model, states, cache, overlap=self._overlapped is not None)
-        if not (overlaps and model.suits_launches):
+        if not (overlaps and model.quicker_in_launches):
             with suppress(UnsupportedModelError):
                 return PersistentPlan(model, states, cache, reach=NEAR_POSITIONS if self._near else None)
         self._overlapped = AHEAD if overlaps else None

@@ -1,4 +1,5 @@
-"""Per-layer inputs (`network.LayerInputs`): the launch that makes them of a product (`kernels/inputs.cu`)."""
+"""Per-layer inputs (`network.LayerInputs`): the launch that makes them of a product (`kernels/inputs.cu`), and all that
+make them for a step in one launch."""
 
 from __future__ import annotations
 
@@ -26,9 +27,9 @@ def bytes_of(model: PackedModel, rows: int) -> int:
     return 4 * rows * config.layers * config.layer_input
 
 
-def before(model: PackedModel, states: Buffer, workspace: Workspace, made: Buffer) -> tuple[Launch, ...]:
-    """What makes those of slot 0's token in `made` (layers, elements), by itself: the embedding of the token, its
-    product and the rest. The workspace is for what lies between."""
+def launches(model: PackedModel, states: Buffer, workspace: Workspace, made: Buffer) -> tuple[Launch, ...]:
+    """The three launches that write those of slot 0's token to `made`, float32 (layers, elements): the token's
+    embedding, its product, and what is made of that. The workspace is for what lies between."""
     matrix, dim, programs = model.inputs_matrix, model.config.dim, Programs(model.device)
     assert matrix is not None
     product = Product(parts((matrix,)), dim, out_x=True)

@@ -19,13 +19,13 @@ MOST_GROUP: Final = 8
 """Query heads of one KV head that a CTA attends for at most: it holds their queries and sums in registers."""
 WIDE: Final = 256
 """Elements of a head beyond which a lane holds 16 instead of 8,"""
-MOST_WIDE: Final = 1024
+MOST_WIDE_ELEMENTS: Final = 1024
 """and a CTA so many of all its heads at most."""
 
 
 def group_counts(heads: int, head_dim: int) -> tuple[int, ...]:
     """Into how many groups, each of another CTA, a KV head's query heads can be cut; the fewest first."""
-    most = MOST_GROUP if head_dim <= WIDE else MOST_WIDE // head_dim
+    most = MOST_GROUP if head_dim <= WIDE else MOST_WIDE_ELEMENTS // head_dim
     return tuple(at for at in range(1, heads + 1) if heads % at == 0 and heads // at <= most)
 
 

@@ -273,9 +273,10 @@ class PackedModel(Closing):
         return self.vectors if isinstance(op, Logits) else self.layers[layer].vectors
 
     @property
-    def suits_launches(self) -> bool:
-        """Whether launches that overlap are quicker than one (docs/notebook.md): packed rows of the stream are no
-        multiple of 256, of which the one takes fewer at a time; or floats are in layers of different sizes."""
+    def quicker_in_launches(self) -> bool:
+        """Whether overlapped launches are quicker than one launch (docs/notebook.md): with weights in blocks where the
+        stream's rows are no multiple of 256, of which the one takes fewer at a time; with floats alone where layers
+        differ in size."""
         matrices = [self.output, *(one for layer in self.layers for one in (*layer.qkv, *layer.matrices.values()))]
         packed = any(matrix.kind not in PLAIN for matrix in matrices)
         return self.config.dim % 256 != 0 if packed else self.config.layers_differ

@@ -48,6 +48,7 @@ from tegrad.llm.sampling import Sampling
 from tegrad.llm.schedule import (
     REPORT_BYTES,
     RUNS,
+    Heads,
     Layer,
     Matrix,
     Network,
@@ -72,11 +73,13 @@ from tegrad.nv.program import SHARED_RESERVE, LaunchError
 from tegrad.nv.replay import Launch
 
 NEAR_POSITIONS: Final = 256
-"""Positions of a cache up to which attention loads keys and values itself; those of more come through the pipeline."""
+"""Positions of a cache up to which attention loads keys and values itself; those of more, and of heads of more than
+WIDE elements, come through the pipeline."""
 MOST_POSITION_READS: Final = 16384
 """Such positions, times the CTAs that each read all of them for a group of the query heads, at most,"""
 MOST_WIDE_READS: Final = 131072
-"""and where heads have more than WIDE elements: eight groups were quicker than four at 15,000; more were not tried."""
+"""and where heads have more than WIDE elements. At 15,000 positions eight groups were quicker than four; more positions
+were not tried."""
 Q8_POSITION_MULTIPLE: Final = 8
 """Positions that a q8_0 cache's must be a multiple of, so that the scales of a tile are whole pieces of 16 bytes."""
 BUFFERS: Final = ("program", "workspace", "states", "rings", "histories", "ends", "rope", "logits", "timestamps")
@@ -151,21 +154,23 @@ class Tuning:
         whole = positions % Q8_POSITION_MULTIPLE == 0 and all(size & (size - 1) == 0 for size in heads)
         whole = whole and (all(size % 256 == 0 for size in heads) or not rings)
         wide = max(heads) > WIDE
-        ring = (positions > NEAR_POSITIONS or wide) and (whole or not q8)
+        pipelined = (positions > NEAR_POSITIONS or wide) and (whole or not q8)
         if widest >= 4096:
             consumers = 32768 // widest
             made = cls(consumers=consumers, per_tile=1, attention_warps=consumers, epilogue=7, backoff=20)
-        elif widest < 1280 and not ring:
+        elif widest < 1280 and not pipelined:
             made = cls(consumers=16, per_tile=1, attention_warps=16, epilogue=3, polled=3)
         if max(heads) > 128:  # a row takes a whole warp
             made = replace(made, attention_loads=4)
         if wide and widest < 4096:  # with twelve warps a thread has 168 registers
             made = replace(made, epilogue=3)
         reads = MOST_WIDE_READS if wide else MOST_POSITION_READS
-        return replace(made, attention_pipeline=2, head_groups=max(1, reads // positions)) if ring else made
+        return replace(made, attention_pipeline=2, head_groups=max(1, reads // positions)) if pipelined else made
 
 
-def suiting(config: Config, kinds: Iterable[BlockType], positions: int, *, reach: int = 0, q8: bool = False) -> Tuning:
+def tuning_for(
+    config: Config, kinds: Iterable[BlockType], positions: int, *, reach: int = 0, q8: bool = False
+) -> Tuning:
     """The tuning for a model of matrices in these formats, with a cache of so many positions, of which `reach` will be
     used, if not all."""
     positions = positions if (reach or positions) > NEAR_POSITIONS else reach or positions
@@ -269,21 +274,21 @@ class Persistent:
         pairs: dict[bool, int] = {}
         for at, op in enumerate(net.model.mixers):
             if isinstance(op, Attend):
-                pairs[net.wide(at)] = max(pairs.get(net.wide(at), 0), op.rope.dim // 2)
+                pairs[net.second_kind(at)] = max(pairs.get(net.second_kind(at), 0), op.rope.dim // 2)
         made: dict[str, Any] = {}
-        for wide, (head_dim, kv_heads) in enumerate(net.heads):
-            groups = program.wide_groups if wide else program.head_groups
-            own = {"HEAD_DIM": head_dim, "KV_HEADS": kv_heads * groups, "CACHE_HEADS": kv_heads,
-                   "ROPE_PAIRS": pairs[bool(wide)]}  # fmt: skip
-            made |= {f"{'WIDE_' * wide}{name}": value for name, value in own.items()}
+        for second, kind in enumerate(net.heads):
+            groups = program.second_groups if second else program.head_groups
+            own = {"HEAD_DIM": kind.elements, "KV_HEADS": kind.with_keys * groups, "CACHE_HEADS": kind.with_keys,
+                   "ROPE_PAIRS": pairs[bool(second)]}  # fmt: skip
+            made |= {f"{'SECOND_' * second}{name}": value for name, value in own.items()}
         if len(net.heads) > 1:
             loads = self.tuning.attention_loads
             made |= {
                 "TURN_PAIRS": max(pairs.values()), "ATTENTION_SCALE": number(net.model.attends[0].scale),
-                "WIDE_ATTENTION_LOADS": max(1, loads // 2) if net.heads[-1][0] > WIDE else loads,
+                "SECOND_ATTENTION_LOADS": max(1, loads // 2) if net.heads[-1].elements > WIDE else loads,
             }  # fmt: skip
-        if net.kept or len(net.heads) > 1 or any(op.values_are_keys for op in net.model.attends):
-            made["KEYS_APART"] = 1
+        if net.shared_at or len(net.heads) > 1 or any(op.values_are_keys for op in net.model.attends):
+            made["KEYS_PLACED"] = 1
         return made
 
     def stuck(self, workspace: bytes | bytearray) -> list[str]:
@@ -387,11 +392,11 @@ def _most_sums(program: Program) -> int:
 
 
 class PersistentPlan(Closing):
-    """One decode step of the sequence in slot 0 of `states` as one launch. Close it when no step is in flight.
+    """One decode step of the sequence in slot 0 of `states` as one launch, after those that make layers' own inputs
+    where there are any (`inputs.launches`). Close it when no step is in flight.
 
     `launches` leaves logits to sample from; `likeliest` is a step that ends with the likeliest token by itself.
-    Before the launch, others make layers' own inputs, where there are any (`inputs.before`). Everything given stays the
-    caller's. `ctas` is the device's SMs, and `tuning` one that suits the model, unless said.
+    Everything given stays the caller's. `ctas` is the device's SMs, and `tuning` one that suits the model, unless said.
     UnsupportedModelError, LaunchError, MemoryError, and ScheduleError if the program were wrong.
     """
 
@@ -411,7 +416,7 @@ class PersistentPlan(Closing):
 
     def likeliest(self, sampling: Sampling) -> tuple[Launch, ...]:
         """A whole step."""
-        return (*self._before, self._launch(sampling.finish, greedy=True))
+        return (*self._input_launches, self._launch(sampling.finish, greedy=True))
 
     def stuck(self) -> list[str]:
         """The waits that steps have given up, where `tuning.spin_limit` bounds them; waits for the device."""
@@ -426,14 +431,14 @@ class PersistentPlan(Closing):
 
     def _make(self, cache: KvCache, tuning: Tuning | None, reach: int, ctas: int, timestamps: bool) -> None:
         config, net, workspace = self.config, self.config.network, self._workspace
-        self._before, own_inputs = tuple[Launch, ...](), None
+        self._input_launches, layer_inputs = tuple[Launch, ...](), None
         if net.embed.inputs is not None:
-            own_inputs = workspace.take(inputs.bytes_of(self.model, 1))
-            self._before = inputs.before(self.model, self._states.states, workspace, own_inputs)
-        made = network(self.model, cache, workspace, own_inputs)
+            layer_inputs = workspace.take(inputs.bytes_of(self.model, 1))
+            self._input_launches = inputs.launches(self.model, self._states.states, workspace, layer_inputs)
+        made = network(self.model, cache, workspace, layer_inputs)
         if tuning is None:
             kinds = (matrix.kind for matrix in made.matrices())
-            tuning = suiting(config, kinds, cache.positions, reach=reach, q8=cache.q8)
+            tuning = tuning_for(config, kinds, cache.positions, reach=reach, q8=cache.q8)
         program = build(made, ctas, head_groups=tuning.head_groups, spared=tuning.spared)
         self.kernel = Persistent(
             program, self.device.arch, cache.positions, cache.q8, timestamps=timestamps, tuning=tuning
@@ -447,7 +452,7 @@ class PersistentPlan(Closing):
         self.logits = workspace.take(4 * config.vocab, LOGITS_SPEC)
         self.timestamps = workspace.take(32 * ctas * len(program.stages)) if timestamps else self.logits
         """Where asked for: u64 (ctas, stages, 4), cycles of each SM."""
-        self.launches = (*self._before, self._launch((self.logits, self.logits), greedy=False))
+        self.launches = (*self._input_launches, self._launch((self.logits, self.logits), greedy=False))
 
     def _launch(self, finish: tuple[Buffer, Buffer], *, greedy: bool) -> Launch:
         buffers = (self._words, self._space, self._states.states, self._states.rings, *finish, self._rope, self.logits,
@@ -456,7 +461,7 @@ class PersistentPlan(Closing):
         return Launch(self._program, buffers, self.kernel.grid, self.kernel.block, values)
 
 
-def network(model: PackedModel, cache: KvCache, workspace: Workspace, own_inputs: Buffer | None = None) -> Network:
+def network(model: PackedModel, cache: KvCache, workspace: Workspace, layer_inputs: Buffer | None = None) -> Network:
     """A loaded model as the schedule sees it, with what layers read beside the stream, float32 (layers, elements);
     UnsupportedModelError for what the kernel has no word for."""
     config, net = model.config, model.config.network
@@ -485,8 +490,8 @@ def network(model: PackedModel, cache: KvCache, workspace: Workspace, own_inputs
             where = {"turn": ropes.index(op.rope), "rows": kept.rows if any(windows) else 0, "window": windows[at]}
         else:
             where = {"ring": kept.rows, "state": 0 if kept.state is None else kept.state.va_addr}
-        if own_inputs is not None:
-            where["own_input"] = own_inputs.va_addr + 4 * config.layer_input * at
+        if layer_inputs is not None:
+            where["layer_input"] = layer_inputs.va_addr + 4 * config.layer_input * at
         layers.append(
             Layer(
                 matrices, vectors, {key_of(one): biases.of(at, one) for one in net.blocks[at]},
@@ -507,15 +512,15 @@ def check_block(config: Config) -> None:
     many elements as heads mix."""
     net, turned = config.network, turning(config.network)
     alike = [_as_in(turned, op) for op in net.attends]
-    kinds: dict[tuple[int, int], set[int]] = {}
+    kinds: dict[Heads, set[int]] = {}
     for at, mixer in enumerate(net.mixers):
         if isinstance(mixer, Attend):
             turned_by = {mixer.rope.dim} if mixer.rotation != "none" else set()
-            kinds.setdefault((config.at(at).head_dim, config.at(at).kv_heads), set()).update(turned_by)
+            kinds.setdefault(Heads(config.at(at).head_dim, config.at(at).kv_heads), set()).update(turned_by)
     few = len(kinds) <= 2 and all(len(widths) <= 1 for widths in kinds.values())
     if alike != list(net.attends) or not few or (len(kinds) == 2 and turned.norms == "whole"):
         raise UnsupportedModelError(f"the persistent step does not run {config.arch.name}: its layers differ")
-    if max(head_dim for head_dim, _ in kinds) > MOST_HEAD_DIM:
+    if max(kind.elements for kind in kinds) > MOST_HEAD_DIM:
         raise UnsupportedModelError(f"the persistent step does not run heads of more than {MOST_HEAD_DIM} elements")
     other = {config.size("mixed")} != {config.dim if isinstance(op, Convolve) else op.heads * op.width
                                        for op in net.mixers if not isinstance(op, Attend)}  # fmt: skip
@@ -613,7 +618,7 @@ def prove(program: Program, words: NDArray[Any] | None = None) -> None:
         resources.files("tegrad.llm").joinpath(name).read_bytes() for name in ("schedule.py", "network.py")
     )
     digest = hashlib.sha256(
-        words.tobytes() + repr((names, program.splits, program.head_groups, program.wide_groups)).encode() + rules
+        words.tobytes() + repr((names, program.splits, program.head_groups, program.second_groups)).encode() + rules
     ).hexdigest()
     known = cache_dir().parent / "proofs" / digest
     if not known.exists():

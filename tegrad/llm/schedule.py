@@ -101,8 +101,9 @@ class Vector(IntEnum):
     """The largest logit of each CTA and its row; one unit each."""
     SQUARES = 5
     """The sum of squares of what each CTA set apart, or the sum of it; one unit each."""
-    KEPT = 6
-    """QKV of the layers whose keys and values later ones attend to, one after the other."""
+    SHARED_QKV = 6
+    """Queries, keys and values of the layers whose keys and values later ones attend to, one layer after another.
+    Nobody overwrites them within a step."""
 
     __hash__ = int.__hash__  # an enum's own hashes its name: thousands of times a schedule
 
@@ -123,8 +124,8 @@ class Matrix:
 
 
 def key_of(op: Operation | Logits) -> str:
-    """By which a layer's matrices and biases are found: an operation's role, and what it does beside a layer's own
-    input."""
+    """The key of an operation's matrices and biases in a `Layer`: its role, or "input gate" and "input down" for the
+    two that work on the layer's own input."""
     beside = isinstance(op, InputGate) or (isinstance(op, Add) and op.reads == "gated")
     return f"input {op.role}" if beside else op.role
 
@@ -153,12 +154,19 @@ class Layer:
     """Rows of what a layer that convolves keeps, which then lies at `keys`."""
     state: int = 0
     """A delta net's."""
-    own_input: int = 0
+    layer_input: int = 0
     """Float32 of the layer's own input, where it has one."""
 
     def vector(self, spec: Spec | None) -> int:
         """The address of a norm's weights, 0 where there is none."""
         return 0 if spec is None else self.vectors[spec.name]
+
+
+class Heads(NamedTuple):
+    """A kind of heads: elements of one, and how many have keys."""
+
+    elements: int
+    with_keys: int
 
 
 @dataclass(frozen=True)
@@ -190,31 +198,33 @@ class Network:
         return (self.output,) if isinstance(op, Logits) else self.layers[layer].matrices.get(key_of(op), ())
 
     @cached_property
-    def heads(self) -> tuple[tuple[int, int], ...]:
-        """The kinds of heads that attend, one or two: their elements, and how many have keys."""
+    def heads(self) -> tuple[Heads, ...]:
+        """The kinds of heads that attend, one or two."""
+        return tuple(sorted({self.heads_of(at) for at, op in enumerate(self.model.mixers) if isinstance(op, Attend)}))
+
+    def only_within_windows(self, kind: Heads) -> bool:
+        """Whether heads of a kind attend within windows alone, beside another kind that does not."""
         attends = (at for at, op in enumerate(self.model.mixers) if isinstance(op, Attend))
-        return tuple(sorted({(self.config.at(at).head_dim, self.config.at(at).kv_heads) for at in attends}))
+        return len(self.heads) > 1 and all(self.layers[at].window for at in attends if self.heads_of(at) == kind)
 
-    def sees_all(self, kind: tuple[int, int]) -> bool:
-        """Whether a layer with heads of a kind attends to all positions, or all layers have that kind."""
-        layers = (at for at, op in enumerate(self.model.mixers) if isinstance(op, Attend))
-        own = [self.layers[at] for at in layers if (self.config.at(at).head_dim, self.config.at(at).kv_heads) == kind]
-        return len(self.heads) == 1 or any(not layer.window for layer in own)
-
-    def wide(self, layer: int) -> bool:
-        """Whether its heads are of the second kind."""
+    def heads_of(self, layer: int) -> Heads:
+        """A layer's kind of heads."""
         own = self.config.at(layer)
-        return len(self.heads) > 1 and (own.head_dim, own.kv_heads) == self.heads[-1]
+        return Heads(own.head_dim, own.kv_heads)
 
-    def projected(self, layer: int) -> int:
+    def second_kind(self, layer: int) -> bool:
+        """Whether its heads are of the second kind."""
+        return len(self.heads) > 1 and self.heads_of(layer) == self.heads[-1]
+
+    def qkv_rows(self, layer: int) -> int:
         """Rows of a layer's queries, keys and values."""
         return sum(matrix.rows for matrix in self.layers[layer].matrices["qkv"])
 
     @cached_property
-    def kept(self) -> dict[int, int]:
-        """Of each layer whose keys and values later ones attend to, where its products begin in KEPT."""
+    def shared_at(self) -> dict[int, int]:
+        """Of each layer whose keys and values later ones attend to, where its products begin in SHARED_QKV."""
         sources = sorted({op.source for op in self.model.attends if op.source is not None})
-        firsts = np.cumsum([0, *map(self.projected, sources)]).tolist()
+        firsts = np.cumsum([0, *map(self.qkv_rows, sources)]).tolist()
         return dict(zip(sources, firsts, strict=False))
 
     def values_are_keys(self, layer: int) -> bool:
@@ -222,24 +232,24 @@ class Network:
         op = self.model.mixers[self.model.kept_by(layer)]
         return isinstance(op, Attend) and op.values_are_keys
 
-    def products(self, layer: int) -> Span:
+    def qkv_span(self, layer: int) -> Span:
         """Where a layer's queries, keys and values are."""
-        first = self.kept.get(layer)
-        return Span(Vector.QKV if first is None else Vector.KEPT, first or 0, self.projected(layer))
+        first = self.shared_at.get(layer)
+        return Span(Vector.QKV if first is None else Vector.SHARED_QKV, first or 0, self.qkv_rows(layer))
 
     @cached_property
     def sizes(self) -> dict[Vector, int]:
         """Elements of each vector but TOP and SQUARES, which have a unit for each CTA."""
         config, mixers = self.config, self.model.mixers
         # Who convolves hands no products over.
-        others = [at for at, op in enumerate(mixers) if not isinstance(op, Convolve) and at not in self.kept]
+        others = [at for at, op in enumerate(mixers) if not isinstance(op, Convolve) and at not in self.shared_at]
         sizes = {
             Vector.X: config.dim,
-            Vector.QKV: max(map(self.projected, others), default=0),
+            Vector.QKV: max(map(self.qkv_rows, others), default=0),
             Vector.MIXED: config.mixed,
             Vector.HIDDEN: max(config.ffn, config.layer_input),
         }
-        return {**sizes, Vector.KEPT: sum(map(self.projected, self.kept))} if self.kept else sizes
+        return {**sizes, Vector.SHARED_QKV: sum(map(self.qkv_rows, self.shared_at))} if self.shared_at else sizes
 
     def written(self, stage: Stage, vector: Vector) -> int:
         """Elements of X, MIXED or HIDDEN that a stage makes: those that are multiplied next."""
@@ -335,16 +345,16 @@ class Program:
     network: Network
     ctas: int
     splits: int
-    """ATTEND instructions of each KV head, of which a position uses the first few."""
+    """ATTEND instructions of each share of a KV head's query heads, of which a position uses the first few."""
     stages: tuple[Stage, ...]
     head_groups: int = 1
     """Shares that the query heads of each KV head are cut into, a CTA for each,"""
-    wide_groups: int = 1
+    second_groups: int = 1
     """and those of the second kind of heads (`Network.heads`), where there are two."""
 
     def groups(self, layer: int) -> int:
         """Shares of a KV head's query heads in a layer."""
-        return self.wide_groups if self.network.wide(layer) else self.head_groups
+        return self.second_groups if self.network.second_kind(layer) else self.head_groups
 
     def replaced(self, *changed: Instruction) -> Program:
         """The program with these instructions in their places."""
@@ -601,7 +611,7 @@ class _Builder:
                 matrices = self.network.matrices_of(layer, self.network.model.project(layer))
                 self.product(Op.CONVOLVE, Vector.X, Vector.MIXED, matrices, floats=self.floats())
             case Project():
-                target = self.network.products(layer)
+                target = self.network.qkv_span(layer)
                 self.product(Op.PROJECT, Vector.X, target.vector, matrices, first=target.first, floats=True)
             case Attend():
                 self.attend()
@@ -628,7 +638,7 @@ class _Builder:
 
     def attend(self) -> None:
         net, layer, stage = self.network, self.layer, len(self.stages)
-        config, groups = net.config.at(layer), self.head_groups[net.wide(layer)]
+        config, groups = net.config.at(layer), self.head_groups[net.second_kind(layer)]
         row = [Instruction(Op.NOTHING, stage, cta, layer) for cta in range(self.ctas)]
         count = config.kv_heads * groups
         wide = config.heads // count * config.head_dim
@@ -667,7 +677,7 @@ class _Builder:
 def head_spans(net: Network, layer: int, head: int, head_groups: int) -> tuple[Span, Span, Span]:
     """The queries of a share of a KV head's query heads, with their gates if they have any, the key and the value: of
     the layer, or of that whose keys and values it attends to."""
-    config, own, kept = net.config.at(layer), net.products(layer), net.products(net.model.kept_by(layer))
+    config, own, kept = net.config.at(layer), net.qkv_span(layer), net.qkv_span(net.model.kept_by(layer))
     pitch = config.head_dim * (1 + net.model.attends[0].gated)
     wide = config.group // head_groups * pitch
     key = kept.first + config.heads * pitch + head // head_groups * config.head_dim
@@ -691,7 +701,7 @@ def delta_spans(op: Delta, head: int) -> tuple[Span, ...]:
 
 
 def read_spans(net: Network, layer: int, head: int, head_groups: int) -> tuple[Span, Span, Span]:
-    """What is read for them: where all queries are normed together, and all keys, all of these."""
+    """What an ATTEND reads: where all queries are normed together, and all keys, all of these."""
     queries, keys, values = head_spans(net, layer, head, head_groups)
     if net.model.attends[0].norms == "whole":
         queries = Span(Vector.QKV, 0, net.config.heads * net.config.head_dim)
@@ -708,19 +718,19 @@ def _plain(*matrices: Matrix) -> bool:
     return plain.pop()
 
 
-def _groups(group: int, kv_heads: int, head_dim: int, ctas: int, most: int) -> int:
-    """Shares of a KV head's `group` query heads: as many as asked for, or the fewest that there can be."""
-    fewest, *more = group_counts(group, head_dim)
-    if ctas < kv_heads * fewest:
-        raise UnsupportedModelError(f"{kv_heads * fewest} groups of heads need as many CTAs, there are {ctas}")
-    return max((at for at in more if at <= most and kv_heads * at <= ctas), default=fewest)
+def _groups(heads: int, kind: Heads, ctas: int, most: int) -> int:
+    """Shares of a KV head's query heads, of `heads` in all: as many as asked for, or the fewest that there can be."""
+    fewest, *more = group_counts(heads // kind.with_keys, kind.elements)
+    if ctas < kind.with_keys * fewest:
+        raise UnsupportedModelError(f"{kind.with_keys * fewest} groups of heads need as many CTAs, there are {ctas}")
+    return max((at for at in more if at <= most and kind.with_keys * at <= ctas), default=fewest)
 
 
 def build(network: Network, ctas: int, splits: int | None = None, head_groups: int = 1, spared: int = 0) -> Program:
     """The program of a step for so many CTAs; UnsupportedModelError where the kernel cannot run the network.
 
-    Attention is cut into `head_groups` of each KV head's query heads, or the fewest that can be (of a second kind of
-    heads that all attend within windows: the most that can be), and `splits` of the
+    Attention is cut into `head_groups` of each KV head's query heads, or the fewest that can be (heads of a kind
+    that attends within windows alone, beside another kind: the most that can be), and `splits` of the
     positions, at most; into as many as there are CTAs for unless given. CTAs that attend to a short context stream
     about `spared` bytes less of a parallel block's gate and up.
     """
@@ -730,11 +740,9 @@ def build(network: Network, ctas: int, splits: int | None = None, head_groups: i
     own = [config.at(layer) for layer in range(config.layers)]
     if any(size % 16 for each in own for size in (each.dim, each.ffn, each.head_dim)):
         raise UnsupportedModelError("the persistent step takes sizes that are multiples of 16")
-    groups = [
-        _groups(config.heads // kind[1], kind[1], kind[0], ctas, head_groups if network.sees_all(kind) else ctas)
-        for kind in network.heads
-    ]
-    room = min(ctas // (kv_heads * each) for (_, kv_heads), each in zip(network.heads, groups, strict=True))
+    asked = [ctas if network.only_within_windows(kind) else head_groups for kind in network.heads]
+    groups = [_groups(config.heads, kind, ctas, each) for kind, each in zip(network.heads, asked, strict=True)]
+    room = min(ctas // (kind.with_keys * each) for kind, each in zip(network.heads, groups, strict=True))
     made = _Builder(network, ctas, min(splits or room, room), (groups[0], groups[-1]), spared)
     made.stream_rows(Op.EMBED)
     for at, op in network.model.operations():
@@ -1018,7 +1026,7 @@ def _check_place(program: Program, ins: Instruction) -> None:
     values below one another, or of each side of a gate."""
     stage, net, top = program.stages[ins.stage], program.network, 0
     assert ins.output is not None
-    first = ins.output.first - (net.products(ins.layer).first if ins.op is Op.PROJECT else 0)
+    first = ins.output.first - (net.qkv_span(ins.layer).first if ins.op is Op.PROJECT else 0)
     tops: dict[str, int] = {}
     for matrix in stage.matrices:
         tops[matrix.name] = top
@@ -1097,16 +1105,16 @@ WORDS: Final = np.dtype(
 )  # fmt: skip
 """An instruction as `struct Instruction` of kernels/persistent.cu has it: 128 bytes.
 
-source, target: where the vectors begin in the workspace, in bytes; wait: the stage waited for (of ATTEND's queries;
-wait2 and wait3 of its key and value, with the writers in the upper half); writers: CTAs of it; first, rows: the
-output's elements, or the rows that logits or what is set apart have. ATTEND: runs hold the addresses of keys, values
-and both scales (the last as `extra`), norm and bias the norms of query and key; columns is which table of angles;
-segments and format of runs[0] the rows of the cache and how many positions of it a token attends to at most, those of
-runs[1] where the first key and the first value begin in the workspace. EMBED:
+source, target: where the vectors begin in the workspace, in bytes, and of ATTEND its layer's first query; wait: the
+stage waited for (of ATTEND's queries; wait2 and wait3 of its key and value, with the writers in the upper half);
+writers: CTAs of it; first, rows: the output's elements, or the rows that logits or what is set apart have. ATTEND: runs
+hold the addresses of keys, values and both scales (the last as `extra`), norm and bias the norms of query and key;
+columns is which table of angles; segments and format of runs[0] the rows of the cache and how many positions of it a
+token attends to at most, those of runs[1] where the first key and the first value begin in the workspace. EMBED:
 runs[0] is the embedding. CONVOLVE: norm is the kernel, extra the ring. DELTA: runs hold the addresses of kernel, ring
 and state, norm, bias and extra are its norm, its bias and its decay. norm: the norm that follows the written stream.
 bias: of the rows; JOIN: the norm of what is added, or where that loses its mean, its bias, and as `extra` the scale of
-the stream; a GATE with OF_INPUT: the layer's own input.
+the stream; a GATE with OF_LAYER_INPUT: the layer's own input.
 """
 
 WORD: Final = Struct(f"<12I{'QII' * RUNS}3Q2I")
@@ -1114,10 +1122,10 @@ WORD: Final = Struct(f"<12I{'QII' * RUNS}3Q2I")
 NO_OPERANDS: Final = (0,) * (9 + 3 * RUNS + 5)
 """All that follows the stage."""
 
-READS_FLOATS, WRITES_FLOATS, HANDS_ON, TIMES_LEFT, OF_INPUT, OF_WIDE = 1, 2, 4, 8, 16, 32
+READS_FLOATS, WRITES_FLOATS, HANDS_ON, TIMES_LEFT, OF_LAYER_INPUT, OF_SECOND = 1, 2, 4, 8, 16, 32
 """Bits of `flags`. A stage of logits that does not publish leaves its largest to the next one, of APART and GATE its
-rows; TIMES_LEFT: a GATE multiplies by those; OF_INPUT: it reads the stream as it is, and multiplies by the layer's own
-input; OF_WIDE: an ATTEND's heads are of the second kind."""
+rows; TIMES_LEFT: a GATE multiplies by those; OF_LAYER_INPUT: it reads the stream as it is, and multiplies by the
+layer's own input; OF_SECOND: an ATTEND's heads are of the second kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1147,11 +1155,11 @@ UNIT_OF_CTA: Final = 16
 def workspace_layout(program: Program) -> WorkspaceLayout:
     """The layout for a program; the buffer starts as zeros."""
     net = program.network
-    kinds = zip(net.heads, (program.head_groups, program.wide_groups), strict=False)
-    heads = {kv_heads * groups: head_dim for (head_dim, kv_heads), groups in kinds}
-    at = HEADER_BYTES + COUNTER_BYTES * (len(program.stages) + max(heads))
+    kinds = zip(net.heads, (program.head_groups, program.second_groups), strict=False)
+    shares = max(kind.with_keys * groups for kind, groups in kinds)
+    at = HEADER_BYTES + COUNTER_BYTES * (len(program.stages) + shares)
     joins = at = -(-at // 256) * 256
-    split = net.config.heads * max(head_dim + 2 for head_dim in heads.values()) * 8
+    split = net.config.heads * (max(kind.elements for kind in net.heads) + 2) * 8
     at += -(-program.splits * split // 256) * 256
     vectors = {}
     for vector, size in net.sizes.items():
@@ -1177,16 +1185,16 @@ def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[st
     reads = WRITES_FLOATS * stage.floats + READS_FLOATS * any(m.kind in PLAIN for m in stage.matrices)
     known = {id(m): (m.address, stream_bytes(m), numbers[m.kind.name]) for m in stage.matrices}
     times = _multiplies_left(stage) and any(ins.output is not None for ins in stage.instructions)
-    reads += OF_INPUT * isinstance(does, InputGate)
-    no_runs, norm, bias, extra, from_first = [0, 0, 0] * RUNS, 0, 0, 0, 0
+    reads += OF_LAYER_INPUT * isinstance(does, InputGate)
+    no_runs, norm, bias, extra, query_at = [0, 0, 0] * RUNS, 0, 0, 0, 0
     if stage.op is Op.EMBED:
         no_runs[0], no_runs[2] = net.embedding.address, numbers[net.embedding.kind.name]
         norm = next_norm(net, stage)
     elif isinstance(does, InputGate):
-        bias = layer.own_input
+        bias = layer.layer_input
     elif isinstance(does, Project):
         bias = layer.biases.get(key_of(does), 0)
-        bias -= 4 * net.products(stage.layer).first if bias else 0  # it is read by the element that is written
+        bias -= 4 * net.qkv_span(stage.layer).first if bias else 0  # it is read by the element that is written
     elif isinstance(does, Gate):
         bias = layer.biases.get(key_of(does), 0)
     elif isinstance(does, Logits):
@@ -1199,15 +1207,15 @@ def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[st
     elif isinstance(does, Attend):
         seen = layer.window - 1 if layer.window else ALL_POSITIONS
         starts = (_start(place, span) for span in head_spans(net, stage.layer, 0, 1))
-        from_first, key_at, value_at = starts
-        kept = net.model.kept_by(stage.layer)
-        keys = net.model.mixers[kept]
-        assert isinstance(keys, Attend)
-        reads += OF_WIDE * net.wide(stage.layer)
+        query_at, key_at, value_at = starts
+        source_layer = net.model.kept_by(stage.layer)
+        made_by = net.model.mixers[source_layer]
+        assert isinstance(made_by, Attend)
+        reads += OF_SECOND * net.second_kind(stage.layer)
         no_runs = [layer.keys, layer.rows, seen if layer.rows else 0, layer.values, key_at, value_at, layer.key_scales,
                    0, 0]  # fmt: skip
         extra, norm = layer.value_scales, layer.vector(does.query_norm)
-        bias = net.layers[kept].vector(keys.key_norm)
+        bias = net.layers[source_layer].vector(made_by.key_norm)
     elif isinstance(does, Add) and stage.op is not Op.APART:
         norm, extra = next_norm(net, stage), layer.vector(does.scale)
         bias = layer.vector(does.norm.spec) if does.norm else layer.biases.get(key_of(does), 0)
@@ -1219,7 +1227,7 @@ def _encode(net: Network, place: WorkspaceLayout, stage: Stage, numbers: dict[st
         source = wait = writers = target = first = count = columns = wait2 = wait3 = 0
         if waits:
             (vector, _, _), wait, writers = waits[0]
-            source = from_first or place.vectors[vector]
+            source = query_at or place.vectors[vector]
         if output is not None:
             vector, first, count = output
             target = place.vectors[vector]

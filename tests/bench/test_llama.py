@@ -130,8 +130,8 @@ class Library:
         return self.answer
 
     def llama_get_logits(self, context: object) -> object:
-        self.kept = np.arange(6, dtype=np.float32)
-        return self.kept.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        self.shared_at = np.arange(6, dtype=np.float32)
+        return self.shared_at.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
     def __getattr__(self, name: str) -> object:
         assert name.endswith("_free") or name == "llama_free", name

@@ -177,8 +177,8 @@ def one(steps: Any, plan: Any, place: Any) -> Step:
 def _written(network: Network, stage: Stage) -> Span:
     """What all CTAs write of a vector in a stage."""
     vector = next(ins.output.vector for ins in stage.instructions if ins.output is not None)
-    if vector in (Vector.QKV, Vector.KEPT):
-        return network.products(stage.layer)
+    if vector in (Vector.QKV, Vector.SHARED_QKV):
+        return network.qkv_span(stage.layer)
     return Span(vector, 0, network.written(stage, vector))
 
 

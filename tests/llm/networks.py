@@ -72,7 +72,7 @@ class Shape:
     """Of so many last layers each takes keys and values of the one of its kind before all of them."""
     values_are_keys: bool = False
     """Of the layers without a window."""
-    own_input: int = 0
+    layer_input: int = 0
     """Elements that each layer reads beside the stream."""
     scaled: bool = False
     """Each layer ends with a scale of the stream; values are normed."""
@@ -103,7 +103,7 @@ class Shape:
             arch = replace(arch, parallel=True, ffn_norm=arch.attn_norm)
         if not self.gated:
             arch = replace(arch, gate=None)
-        if self.own_input:
+        if self.layer_input:
             arch = replace(arch, per_layer=GEMMA4.per_layer)
         if self.scaled:
             arch = replace(arch, layer_scale=GEMMA4.layer_scale, unit_values=True, score_scale=0.3)
@@ -130,7 +130,7 @@ class Shape:
             arch, self.vocab, self.positions, self.layers, self.dim, self.ffn, self.heads, self.kv_heads, self.head_dim,
             self.head_dim, self.eps, rope, forms, score_cap=self.score_cap, logit_cap=self.logit_cap,
             embedding_scale=self.embedding_scale, temperature=self.temperature, taps=self.taps,
-            delta_heads=self.delta[0], delta_keys=self.delta[1], state=self.delta[2], layer_input=self.own_input,
+            delta_heads=self.delta[0], delta_keys=self.delta[1], state=self.delta[2], layer_input=self.layer_input,
         )  # fmt: skip
 
 
@@ -167,8 +167,8 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
     ropes = list(dict.fromkeys(op.rope for op in net.attends))
     layers, vectors, biases = list[Layer](), [], []
     inputs, inputs_at = None, 0
-    if s.own_input:
-        inputs = rng.uniform(-1, 1, (s.layers, s.own_input)).astype(np.float32)
+    if s.layer_input:
+        inputs = rng.uniform(-1, 1, (s.layers, s.layer_input)).astype(np.float32)
         inputs_at = put(inputs)
     for at, block in enumerate(net.blocks):
         config = whole.at(at)
@@ -230,13 +230,13 @@ def make(shape: Shape, put: Put = nowhere, seed: int = 1) -> Made:
                 Layer(
                     matrices, addresses, added, keys, values, turn=ropes.index(mixer.rope),
                     rows=0 if s.window is None else s.ring if within else s.positions, window=mixer.window or 0,
-                    own_input=inputs_at + 4 * s.own_input * at if s.own_input else 0,
+                    layer_input=inputs_at + 4 * s.layer_input * at if s.layer_input else 0,
                 )
             )  # fmt: skip
         vectors.append(norms)
         biases.append({role: values for role, (_, values) in own.items()})
     output_bias = vector(s.vocab, -1, 1) if s.by_mean else (0, None)
-    output_norm, ones = vector(s.dim, 0.05, 0.1), 0 if s.normed and not s.own_input else vector(s.dim, 1, 1)[0]
+    output_norm, ones = vector(s.dim, 0.05, 0.1), 0 if s.normed and not s.layer_input else vector(s.dim, 1, 1)[0]
     embedding = matrix("embedding", s.vocab, s.dim, s.kind)
     network = Network(whole, embedding, tuple(layers), embedding, output_norm[0], ones, output_bias[0])
     rope = angle_tables(net, s.positions)

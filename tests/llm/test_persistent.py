@@ -82,7 +82,7 @@ class Rig:
         tuning, net, defines = self.kernel.tuning, self.program.network, self.kernel.defines
         if cached <= tuning.attention_rows:
             return [(0, cached)]
-        loads = defines["WIDE_ATTENTION_LOADS"] if net.wide(layer) else tuning.attention_loads
+        loads = defines["SECOND_ATTENTION_LOADS"] if net.second_kind(layer) else tuning.attention_loads
         tile = max(1, 256 // net.config.at(layer).head_dim) * loads
         limit = min(max(1, -(-cached // (tuning.attention_warps * tile))), self.program.splits)
         share = (cached + limit - 1) // limit
@@ -264,21 +264,21 @@ CASES: dict[str, tuple[Shape, int, int, dict[str, Any]]] = {
         Shape(512, 512, 4, 2, 256, 2, 72, F16, positions=200, post_norms=True, window=60, score_cap=5.0),
         5, 170, {"tuning": replace(SMALL, attention_pipeline=1, attention_loads=8, epoch_flags=0)},
     ),
-    # heads of two kinds, the wider in four groups; layers that take keys and values of earlier ones, that read a vector
+    # heads of two kinds, the wider in two groups; layers that take keys and values of earlier ones, that read a vector
     # of their own, and that scale the stream
     "gemma4": (
         Shape(
             512, 768, 4, 1, 512, 6, 72, Q4_K, down_kind=Q6_K, qk_norm=True, halves=True, positions=200, post_norms=True,
-            window=50, local=(256, 1), shared=2, own_input=256, scaled=True, logit_cap=20.0,
+            window=50, local=(256, 1), shared=2, layer_input=256, scaled=True, logit_cap=20.0,
         ), 9, 150, {"tuning": replace(SMALL, replicas=3)},
     ),
     "gemma4 pipeline": (
         Shape(
             512, 768, 4, 1, 512, 5, 72, Q8_0, qk_norm=True, halves=True, positions=200, post_norms=True, window=50,
-            local=(256, 2), shared=1, own_input=128, scaled=True,
+            local=(256, 2), shared=1, layer_input=128, scaled=True,
         ), 8, 180, {"tuning": replace(SMALL, attention_pipeline=1, epoch_flags=0, per_tile=2, attention_loads=4)},
     ),
-    # no more keys than values, and fewer of them where heads are wide
+    # values that are keys, in layers with fewer KV heads and wider ones
     "gemma4 large": (
         Shape(
             512, 512, 4, 2, 128, 2, 72, F16, qk_norm=True, halves=True, positions=200, post_norms=True, window=60,

@@ -49,6 +49,6 @@ def test_a_wrong_schedule_is_an_error_and_no_slower_plan(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "DecodePlan", lambda *_, **__: "launches")
     hopper: Any = SimpleNamespace(_overlapped=None, _near=False, device=SimpleNamespace(arch="sm_90"))
     config = SimpleNamespace(network=SimpleNamespace(attends=[]))
-    given: Any = (SimpleNamespace(suits_launches=False, config=config), None, None)
+    given: Any = (SimpleNamespace(quicker_in_launches=False, config=config), None, None)
     with pytest.raises(ScheduleError, match="waits for itself"):
         Engine._quickest(hopper, *given)

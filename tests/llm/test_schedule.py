@@ -276,37 +276,38 @@ def test_the_proof_names_a_mistake_where_products_are_set_apart(mutant: Callable
 
 
 GEMMA4 = Shape(512, 512, 4, 1, 256, 6, kind=Q8_0, qk_norm=True, post_norms=True, window=50, local=(128, 1), shared=2,
-               own_input=128, scaled=True)  # fmt: skip
+               layer_input=128, scaled=True)  # fmt: skip
 
 
-def attends(program: Program, layer: int) -> Instruction:
-    """The first that a layer has."""
-    return next(ins for stage in program.stages for ins in stage.instructions
-                if ins.op is Op.ATTEND and ins.layer == layer)  # fmt: skip
+def find_stage(program: Program, op: Op, layer: int = 0) -> Stage:
+    """The first of a kind that a layer has."""
+    return next(stage for stage in program.stages if stage.op is op and stage.layer == layer)
 
 
-def attend_to_the_last_layers_keys(program: Program) -> Program:
-    ins = attends(program, 4)
-    own = attends(program, 3)
+def first_attend(program: Program, layer: int) -> Instruction:
+    return next(ins for ins in find_stage(program, Op.ATTEND, layer).instructions if ins.op is Op.ATTEND)
+
+
+def wait_for_the_previous_layers_keys(program: Program) -> Program:
+    ins = first_attend(program, 4)
+    own = first_attend(program, 3)
     return program.replaced(ins._replace(waits=(ins.waits[0], *own.waits[1:])))
 
 
-def attend_without_waiting_for_kept_keys(program: Program) -> Program:
-    ins = attends(program, 5)
+def wait_for_no_shared_keys(program: Program) -> Program:
+    ins = first_attend(program, 5)
     return program.replaced(ins._replace(waits=ins.waits[:1]))
 
 
-def keep_in_the_place_of_another(program: Program) -> Program:
-    """A layer writes its products where those are that later layers attend to."""
-    first = next(stage for stage in program.stages if stage.op is Op.PROJECT and stage.layer == 2)
-    last = next(stage for stage in program.stages if stage.op is Op.PROJECT and stage.layer == 4)
-    moved = next(ins for ins in last.instructions if ins.output is not None)
+def write_over_shared_keys(program: Program) -> Program:
+    """A layer whose own keys are shared writes a part of another's, which a later one has still to read."""
+    shared = program.network.shared_at
+    moved = find_stage(program, Op.PROJECT, 3).instructions[0]
     assert moved.output is not None
-    kept = next(ins.output for ins in first.instructions if ins.output is not None)
-    return program.replaced(moved._replace(output=kept._replace(elements=moved.output.elements)))
+    return program.replaced(moved._replace(output=moved.output._replace(first=shared[2])))
 
 
-def gate_of_a_stream_that_was(program: Program) -> Program:
+def read_the_stream_before_the_feed_forward_is_added(program: Program) -> Program:
     """A layer's own input is multiplied before the feed-forward is added."""
     stages = [stage for stage in program.stages if stage.op is Op.GATE and stage.layer == 1]
     before = next(ins for ins in stages[0].instructions if ins.waits)
@@ -315,31 +316,27 @@ def gate_of_a_stream_that_was(program: Program) -> Program:
 
 
 SIZED = {
-    attend_to_the_last_layers_keys: r"reads KEPT\[512\] of stage 21 but does not wait for it",
-    attend_without_waiting_for_kept_keys: "does not wait for it",
-    keep_in_the_place_of_another: "waits for QKV.* where it is not written",
-    gate_of_a_stream_that_was: r"reads X\[0\] of stage 17 but waits for stage 14",
+    wait_for_the_previous_layers_keys: r"reads SHARED_QKV\[512\] of stage 21 but does not wait for it",
+    wait_for_no_shared_keys: "does not wait for it",
+    write_over_shared_keys: "waits for SHARED_QKV.* where it is not written",
+    read_the_stream_before_the_feed_forward_is_added: r"reads X\[0\] of stage 17 but waits for stage 14",
 }
 
 
 @pytest.mark.parametrize("mutant", SIZED, ids=lambda mutant: mutant.__name__)
-def test_the_proof_names_a_mistake_where_layers_attend_to_others_keys(mutant: Callable[[Program], Program]) -> None:
+def test_the_proof_names_a_mistake_where_layers_differ_or_share_keys(mutant: Callable[[Program], Program]) -> None:
     program = build(make(GEMMA4).network, 6)
     assert len(validate(program)) == len(program.stages) * program.ctas
-    assert program.network.kept == {2: 0, 3: 4 * 128 + 2 * 128}
-    assert program.network.sizes[Vector.KEPT] == 4 * 128 + 2 * 128 + 4 * 256 + 2 * 256
+    assert program.network.shared_at == {2: 0, 3: 4 * 128 + 2 * 128}
+    assert program.network.sizes[Vector.SHARED_QKV] == 4 * 128 + 2 * 128 + 4 * 256 + 2 * 256
     with pytest.raises(ScheduleError, match=SIZED[mutant]):
         validate(mutant(program))
 
 
-def swap(program: Program, op: Op) -> Program:
+def swap(program: Program, op: Op, layer: int = 0) -> Program:
     """Two CTAs write each other's rows."""
-    a, b = (ins for ins in find_stage(program, op).instructions if ins.output is not None and ins.cta < 2)
+    a, b = find_stage(program, op, layer).instructions[:2]
     return program.replaced(a._replace(output=b.output), b._replace(output=a.output))
-
-
-def find_stage(program: Program, op: Op) -> Stage:
-    return next(stage for stage in program.stages if stage.op is op)
 
 
 @pytest.mark.parametrize("op", [Op.PROJECT, Op.GATE, Op.ADD])
@@ -351,10 +348,8 @@ def test_the_proof_notices_rows_in_each_others_places(op: Op) -> None:
 
 def test_the_proof_notices_rows_of_kept_products_in_another_place() -> None:
     program = build(make(GEMMA4).network, 6)
-    stage = next(stage for stage in program.stages if stage.op is Op.PROJECT and stage.layer == 3)
-    a, b, *_ = stage.instructions
-    with pytest.raises(ScheduleError, match=r"computes rows from .* on and writes KEPT"):
-        validate(program.replaced(a._replace(output=b.output), b._replace(output=a.output)))
+    with pytest.raises(ScheduleError, match=r"computes rows from .* on and writes SHARED_QKV"):
+        validate(swap(program, Op.PROJECT, 3))
 
 
 def test_the_proof_notices_a_split_that_is_done_twice() -> None:

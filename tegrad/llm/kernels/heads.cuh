@@ -1,7 +1,8 @@
 // What the step in one launch (persistent.cu) does for one kind of heads: what the epilogue warps stage for attention,
 // and the consumers' part of it.
 //
-// KEYS_APART (1: the instruction says where keys and values are, which may be an earlier layer's, or one another's).
+// KEYS_PLACED (1: the instruction says where the first key and the first value begin, as they may be an earlier
+// layer's, or values keys; so it does where heads are of two kinds).
 
 // The cache of a KV head, and how many positions of it a token sees.
 __device__ __forceinline__ attend::Side side_of(const Word &word, void *elements, __half *scales, int head,
@@ -33,16 +34,16 @@ __device__ __forceinline__ void stage_heads([[maybe_unused]] const Word &word, W
     constexpr int QUERY = QUERIES / 8 * 3, KEY = QUERY + HEAD_DIM / 8 * 3;
     float *to = work.attending.query;
     static_assert(sizeof(work.attending.query) % 16 == 0, "query, key and value lie side by side");
-#if KEYS_APART
+#if KEYS_PLACED
     const unsigned char *queries = from + head * QUERIES / 8 * 48;
-    const int before = head / GROUPS_PER_HEAD * HEAD_DIM / 8 * 48;
-    const unsigned char *keys = epilogue.workspace + word[KEYS_AT] + before;
-    const unsigned char *values = epilogue.workspace + word[VALUES_AT] + before;
+    const int share = head / GROUPS_PER_HEAD * HEAD_DIM / 8 * 48;
+    const unsigned char *keys = epilogue.workspace + word[KEYS_AT] + share;
+    const unsigned char *values = epilogue.workspace + word[VALUES_AT] + share;
 #endif
     stage_floats(
         QUERIES + 2 * HEAD_DIM, thread,
         [=](int packet) {
-#if KEYS_APART
+#if KEYS_PLACED
             return packet < QUERY ? queries + 16 * packet
                 : packet < KEY ? keys + 16 * (packet - QUERY) : values + 16 * (packet - KEY);
 #else

@@ -29,10 +29,10 @@
 // is), UNGATED (1: GATE's rows are activation(up) and have a bias), UPS (rows of up that a GATE at most keeps for the
 // next one, which is of gate's), PARALLEL (1: of two APARTs the first only keeps its rows, and the second adds its own
 // to them; GATE reads what PROJECT has staged for its format),
-// LAYER_INPUTS (1: a GATE with OF_INPUT reads the stream as it is and multiplies by what lies where others have a
+// LAYER_INPUTS (1: a GATE with OF_LAYER_INPUT reads the stream as it is and multiplies by what lies where others have a
 // bias), SCALED (1: who adds multiplies the stream by a number),
-// WIDE_HEAD_DIM, WIDE_KV_HEADS, WIDE_CACHE_HEADS, WIDE_ROPE_PAIRS, WIDE_ATTENTION_LOADS (of instructions with OF_WIDE,
-// where a model has two kinds of heads), TURN_PAIRS (of the ropes' tables), KEYS_APART (heads.cuh),
+// SECOND_HEAD_DIM, SECOND_KV_HEADS, SECOND_CACHE_HEADS, SECOND_ROPE_PAIRS, SECOND_ATTENTION_LOADS (of instructions
+// with OF_SECOND, where a model has two kinds of heads), TURN_PAIRS (of the ropes' tables), KEYS_PLACED (heads.cuh),
 // GATED (attention.cuh), DELTA_HEADS and others (delta.cuh, where layers are delta nets),
 // TAPS (of layers that convolve, with rings of TAP_ROWS rows of DIM floats; 0: there are none),
 // LOGIT_CAP (logits become LOGIT_CAP * tanh(logit / LOGIT_CAP)), ANGLE_TABLES (of how many ropes), FIXED (1: the
@@ -44,7 +44,7 @@
 #include "sampling.cuh"
 #include "barrier.cuh"
 #include "attention.cuh"
-#ifdef WIDE_HEAD_DIM
+#ifdef SECOND_HEAD_DIM
 enum { FIRST_HEAD_DIM = HEAD_DIM, FIRST_KV_HEADS = KV_HEADS, FIRST_CACHE_HEADS = CACHE_HEADS,
        FIRST_ROPE_PAIRS = ROPE_PAIRS, FIRST_ATTENTION_LOADS = ATTENTION_LOADS };
 #include "other_heads.cuh"
@@ -72,8 +72,8 @@ enum { FIRST_HEAD_DIM = HEAD_DIM, FIRST_KV_HEADS = KV_HEADS, FIRST_CACHE_HEADS =
 #ifndef TURN_PAIRS
 #define TURN_PAIRS ROPE_PAIRS
 #endif
-#ifndef KEYS_APART
-#define KEYS_APART 0
+#ifndef KEYS_PLACED
+#define KEYS_PLACED 0
 #endif
 #ifndef LAYER_INPUTS
 #define LAYER_INPUTS 0
@@ -112,7 +112,7 @@ enum Field { OP, FLAGS, STAGE, COLUMNS_OF, SOURCE, WAIT, WRITERS, TARGET, FIRST,
              NORM = 24, BIAS = 26, EXTRA = 28, WAIT2 = 30, WAIT3 = 31,
              RING_ROWS = RUN + 2, MOST_SEEN = RUN + 3, KEYS_AT = RUN + 6, VALUES_AT = RUN + 7 };
 enum RunField { ADDRESS, SEGMENTS_OF = 2, FORMAT_OF = 3 };
-enum Flag { READS_FLOATS = 1, WRITES_FLOATS = 2, HANDS_ON = 4, TIMES_LEFT = 8, OF_INPUT = 16, OF_WIDE = 32 };
+enum Flag { READS_FLOATS = 1, WRITES_FLOATS = 2, HANDS_ON = 4, TIMES_LEFT = 8, OF_LAYER_INPUT = 16, OF_SECOND = 32 };
 #define NAMED(NAME, ...) FORMAT_##NAME,
 enum Format { EVERY_FORMAT(NAMED) };
 #undef NAMED
@@ -127,9 +127,9 @@ __device__ __forceinline__ bool is_delta(unsigned op) { return op == DELTA; }
 __device__ __forceinline__ constexpr bool is_delta(unsigned) { return false; }
 #endif
 constexpr int GROUPS_PER_HEAD = KV_HEADS / CACHE_HEADS;
-#ifdef WIDE_HEAD_DIM
-enum { WIDE_GROUPS_PER_HEAD = WIDE_KV_HEADS / WIDE_CACHE_HEADS };
-__device__ __forceinline__ bool is_wide(unsigned flags) { return flags & OF_WIDE; }
+#ifdef SECOND_HEAD_DIM
+enum { SECOND_GROUPS_PER_HEAD = SECOND_KV_HEADS / SECOND_CACHE_HEADS };
+__device__ __forceinline__ bool is_second(unsigned flags) { return flags & OF_SECOND; }
 #endif
 
 constexpr int CONSUMER_THREADS = 32 * CONSUMERS, EPILOGUE_THREADS = 32 * EPILOGUE;
@@ -160,7 +160,7 @@ struct Attending {
     alignas(16) float query[QUERIES], key[HEAD_DIM], value[HEAD_DIM];
 };
 enum { FIRST_OUTPUTS = attend::OUTPUTS };
-#ifdef WIDE_HEAD_DIM
+#ifdef SECOND_HEAD_DIM
 #include "other_heads.cuh"
 struct Attending {
     attend::Shared shared;
@@ -186,8 +186,8 @@ struct Work {
     union {
         alignas(16) unsigned char input[most(PACKED_INPUT, PLAIN_INPUT)];
         Attending attending;
-#ifdef WIDE_HEAD_DIM
-        WideAttending wide_attending;
+#ifdef SECOND_HEAD_DIM
+        SecondAttending second_attending;
 #endif
 #ifdef DELTA_HEADS
         Running running;
@@ -223,7 +223,7 @@ static_assert(ATTENTION_WARPS <= CONSUMERS, "attention is the consumers' work");
 #include "sync.cuh"
 #if ATTENTION_PIPELINE
 #include "attention_pipeline.cuh"
-#ifdef WIDE_HEAD_DIM
+#ifdef SECOND_HEAD_DIM
 #include "other_heads.cuh"
 #include "attention_pipeline.cuh"
 #include "other_heads.cuh"
@@ -596,7 +596,7 @@ __device__ __forceinline__ const float *turn_of(const Word &word, const Work &wo
 }
 
 #include "heads.cuh"
-#ifdef WIDE_HEAD_DIM
+#ifdef SECOND_HEAD_DIM
 #include "other_heads.cuh"
 #include "heads.cuh"
 #include "other_heads.cuh"
@@ -605,18 +605,18 @@ __device__ __forceinline__ const float *turn_of(const Word &word, const Work &wo
 #if ATTENTION_PIPELINE
 // Tiles of keys and values of an ATTEND.
 __device__ __forceinline__ int tiles_of(const Word &word, int position) {
-#ifdef WIDE_HEAD_DIM
-    if (is_wide(word[FLAGS])) return wide_attend::tiles(wide_attend::range(seen(word, position), word[SPLIT_OF]));
+#ifdef SECOND_HEAD_DIM
+    if (is_second(word[FLAGS])) return second_attend::tiles(second_attend::range(seen(word, position), word[SPLIT_OF]));
 #endif
     return attend::tiles(attend::range(seen(word, position), word[SPLIT_OF]));
 }
 #endif
 
 // How many splits an ATTEND's head has.
-#ifdef WIDE_HEAD_DIM
+#ifdef SECOND_HEAD_DIM
 __device__ __forceinline__ int splits_of(const Word &word, int position) {
     const int cached = seen(word, position);
-    return is_wide(word[FLAGS]) ? wide_attend::range(cached, 0).splits : attend::range(cached, 0).splits;
+    return is_second(word[FLAGS]) ? second_attend::range(cached, 0).splits : attend::range(cached, 0).splits;
 }
 #else
 #define splits_of(word, position) attend::range(seen(word, position), 0).splits
@@ -712,16 +712,16 @@ __device__ __forceinline__ void consume(Reader reader, Work &work, Pipeline &pip
         const unsigned op = word[OP];
         if (op == ATTEND) {
 #if ATTENTION_PIPELINE
-#define GIVEN word, workspace, now
+#define TO_ATTEND word, workspace, now
 #else
-#define GIVEN word, work, workspace, position, warp, warp * 32 + lane
+#define TO_ATTEND word, work, workspace, position, warp, warp * 32 + lane
 #endif
-#ifdef WIDE_HEAD_DIM
-            if (is_wide(word[FLAGS])) wide_attend_split(GIVEN);
+#ifdef SECOND_HEAD_DIM
+            if (is_second(word[FLAGS])) second_attend_split(TO_ATTEND);
             else
 #endif
-            attend_split(GIVEN);
-#undef GIVEN
+            attend_split(TO_ATTEND);
+#undef TO_ATTEND
 #if ATTENTION_PIPELINE
             now.skip(tiles_of(word, work.position));
 #endif
@@ -767,11 +767,11 @@ __device__ __forceinline__ void fill(Reader reader, Pipeline &pipeline, unsigned
     for (Word word; reader.take(word);) {
         const unsigned op = word[OP], columns = word[COLUMNS_OF];
 #if ATTENTION_PIPELINE
-#ifdef WIDE_HEAD_DIM
-        if (op == ATTEND && is_wide(word[FLAGS])) {
-            const wide_attend::Range rows = wide_attend::range(seen(word, position), word[SPLIT_OF]);
-            wide_attend::produce_part(producer, pipeline, buffer, wide_keys_of(word, position),
-                                      wide_values_of(word, position), rows, lane);
+#ifdef SECOND_HEAD_DIM
+        if (op == ATTEND && is_second(word[FLAGS])) {
+            const second_attend::Range rows = second_attend::range(seen(word, position), word[SPLIT_OF]);
+            second_attend::produce_part(producer, pipeline, buffer, second_keys_of(word, position),
+                                      second_values_of(word, position), rows, lane);
             continue;
         }
 #endif
@@ -1113,7 +1113,8 @@ struct Convolution {
 };
 #endif
 
-// What a row has beside its sums: in L2 where it may be what an earlier launch of the same recording made.
+// What a row has beside its sums: a norm's weight, a bias, or its element of the layer's own input. That is written by
+// an earlier launch of the same recording, so it is read from L2, not from the read-only cache.
 __device__ __forceinline__ float read_beside(const float *at) {
 #if LAYER_INPUTS
     return __ldcg(at);
@@ -1152,8 +1153,8 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
 #if UNNORMED
         const bool normed = op == LOGITS;
 #else
-        const bool normed =
-            op != ADDED && op != ATTEND && op != EMBED && op != SAMPLE && !(LAYER_INPUTS && word[FLAGS] & OF_INPUT);
+        const bool normed = op != ADDED && op != ATTEND && op != EMBED && op != SAMPLE &&
+                            !(LAYER_INPUTS && word[FLAGS] & OF_LAYER_INPUT);
 #endif
 #if SCALED
         const float *scale_at = (const float *)word.address(EXTRA);
@@ -1174,13 +1175,13 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
             if (third != second) epilogue.await(third & 0xffff, third >> 16);
             const int head = word[HEAD];
             const unsigned char *from = epilogue.workspace + word[SOURCE];
-#define GIVEN word, work, epilogue, head, from, wait, second, third, thread
-#ifdef WIDE_HEAD_DIM
-            if (is_wide(word[FLAGS])) wide_stage_heads(GIVEN);
+#define TO_STAGE word, work, epilogue, head, from, wait, second, third, thread
+#ifdef SECOND_HEAD_DIM
+            if (is_second(word[FLAGS])) second_stage_heads(TO_STAGE);
             else
 #endif
-            stage_heads(GIVEN);
-#undef GIVEN
+            stage_heads(TO_STAGE);
+#undef TO_STAGE
 #if QK_NORM == 2
             epilogue.sum_whole(from, epilogue.base + 1 + wait, epilogue.base + 1 + (second & 0xffff));
 #endif
@@ -1330,7 +1331,7 @@ __device__ __forceinline__ void run_epilogue(Reader reader, const Epilogue &epil
             const bool times_left = word[FLAGS] & TIMES_LEFT;
 #endif
 #if LAYER_INPUTS
-            const bool of_input = word[FLAGS] & OF_INPUT;
+            const bool of_input = word[FLAGS] & OF_LAYER_INPUT;
 #endif
             asm volatile("" : "+r"(sums), "+r"(stream), "+l"(to));
             if (!without_product(op)) barrier_sync<RESULTS_READY>(CONSUMER_THREADS + EPILOGUE_THREADS);
