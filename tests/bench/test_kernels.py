@@ -194,7 +194,11 @@ def test_every_kernel_is_in_a_plan() -> None:
     found.append(programs(ORIN, "prefill", Q6_K))
     for shape, kind in (("gemma3-1b", Q8_0), ("starcoder2-3b", Q4_K)):  # norms after blocks, and layer norms
         found.append(programs(HOPPER, "decode", kind, replace(SHAPES[shape], layers=6, vocab=4096).config))
+    for shape in ("gemma4-e2b", "lfm2-1.2b", "qwen3.5-0.8b"):  # own inputs, convolutions, delta nets
+        config = replace(SHAPES[shape], vocab=4096).config
+        found += [programs(HOPPER, plan, Q8_0, config) for plan in ("decode", "prefill", "batch8")]
     used = {program.name for each in found for program in each.values()}
-    # The model's rows are whole segments: tests/llm/test_gemm.py compiles what others take. The last two are recordings
-    # of their own, between the plans.
-    assert used | {"gemm_small_m", "admit", "chunk"} == {path.stem for path in folder.glob("*.cu")}
+    # The first three are for rows of no whole segments, gate and up in two formats, and delta nets' floats, which
+    # tests/llm compile. The last two are recordings of their own, between the plans.
+    others = {"gemm_small_m", "times_rows", "floats_rows", "admit", "chunk"}
+    assert used | others == {path.stem for path in folder.glob("*.cu")}
