@@ -27,7 +27,7 @@ extern "C" __global__ void tiny(int *out, int value) {
     *out = twice(value) + ADDED;
 }
 """
-FIRST = "__device__ int once(int v) { return v; }\n"
+FIRST = "#pragma once\n__device__ int once(int v) { return v; }\n"
 SECOND = '#include "first.cuh"\n__device__ int twice(int v) {\n    return 2 * once(v);\n}\n'
 
 
@@ -43,6 +43,11 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     programs.source.cache_clear()
     yield folder
     programs.source.cache_clear()
+
+
+def test_a_header_that_does_not_say_once_is_expanded_again(kernels: Path) -> None:
+    (kernels / "first.cuh").write_text(FIRST.replace("#pragma once\n", ""))
+    assert programs.source("tiny.cu").count("int once(") == 4
 
 
 def test_a_header_is_expanded_once_and_before_what_uses_it(kernels: Path) -> None:

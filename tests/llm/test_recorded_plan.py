@@ -54,5 +54,5 @@ def test_the_plan_by_chip_and_record(
     made = engine.Engine.__new__(engine.Engine)
     made.device, made._overlapped, made._near = SimpleNamespace(arch=arch), overlapped, False
     config = SimpleNamespace(network=SimpleNamespace(attends=[SimpleNamespace(norms=norms)]))
-    assert made._quickest(SimpleNamespace(narrow=False, config=config), None, None) == plan  # type: ignore[arg-type]
+    assert made._quickest(SimpleNamespace(quicker_in_launches=False, config=config), None, None) == plan  # type: ignore[arg-type]
     assert made._overlapped is (AHEAD if plan == "overlapped launches" else None)
