@@ -1,6 +1,6 @@
-// Where a model has two kinds of heads, what belongs to one (attention.cuh, attention_pipeline.cuh, heads.cuh) is
-// included for each. This makes `attend`, the names beside it, and the macros of heads those of the second kind;
-// included once more, those of the first kind again.
+// Where a model has two kinds of heads, what belongs to one (attention.cuh, attention_pipeline.cuh, attending.cuh,
+// heads.cuh) is included for each. This makes `attend`, the names beside it, and the macros of heads those of the
+// second kind; included once more, those of the first kind again.
 #undef HEAD_DIM
 #undef KV_HEADS
 #undef CACHE_HEADS

@@ -155,17 +155,11 @@ constexpr int PLAIN_INPUT = PLAIN ? COLUMNS * 4 : 0;
 
 #define PRODUCED (HEADS * (QUERY_PITCH / HEAD_DIM))  // heads of a product before its keys
 #define QUERIES (attend::OUTPUTS / HEAD_DIM * QUERY_PITCH)  // floats of a group's, gates included
-struct Attending {
-    attend::Shared shared;
-    alignas(16) float query[QUERIES], key[HEAD_DIM], value[HEAD_DIM];
-};
+#include "attending.cuh"
 enum { FIRST_OUTPUTS = attend::OUTPUTS };
 #ifdef SECOND_HEAD_DIM
 #include "other_heads.cuh"
-struct Attending {
-    attend::Shared shared;
-    alignas(16) float query[QUERIES], key[HEAD_DIM], value[HEAD_DIM];
-};
+#include "attending.cuh"
 enum { MOST_OUTPUTS = most(FIRST_OUTPUTS, attend::OUTPUTS) };
 #include "other_heads.cuh"
 #else
