@@ -210,7 +210,7 @@ class Arch:
     dim_scaled: int | None = None
     """A model of so many layers divides scores by the root of dim / heads, not by that of a head's size."""
     score_cap: float | None = None
-    """The cap of scores where a file says none; None: the family caps none."""
+    """The cap of scores where a file says none; None: the family caps none. In a file 0 stands for none."""
     logit_cap: float | None = None
     """That of logits; 0: there is none where a file says none."""
     logits_multiplied: bool = False
@@ -392,6 +392,7 @@ GEMMA4: Final = replace(
     windows=Windows(6, base=10000.0),
     dim_scaled=None,
     score_scale=1.0,
+    logit_cap=30.0,
     rope_divisors=FREQUENCIES,
     unit_values=True,
     layer_scale=Spec("layer_output_scale", ("one",)),
@@ -933,7 +934,7 @@ class Config:
             raise file.corrupt(f"{name}.{NEXT} = {ahead} of {blocks} blocks")
         layers = blocks - ahead
         rope = UNTURNED if arch.rope == "none" else _rope(get, arch, head_dim, context)
-        caps = {key: get.number(f"{name}.{key}", cap, above=0.0 if cap else None) for key, cap in arch.caps.items()}
+        caps = {key: get.number(f"{name}.{key}", cap) for key, cap in arch.caps.items()}
         usual = {key: None if key in arch.needs else 0.0 for key in SCALES if key in arch.values}
         scales = {key: get.number(f"{name}.{key}", default) or None for key, default in usual.items()}
         residual = scales.get("residual_scale") or 1.0

@@ -143,7 +143,7 @@ def test_another_familys_tensors_are_refused(tmp_path: Path) -> None:
         ({"attention.sliding_window_pattern": [1, 2]}, GgufError, "has the entry 2"),
         ({"attention.key_length_swa": 16}, UnsupportedModelError, "keys of another size"),
         ({"rope.dimension_count_swa": 16}, UnsupportedModelError, "rotates another part of heads"),
-        ({"final_logit_softcapping": 0.0}, GgufError, "final_logit_softcapping = 0"),
+        ({"final_logit_softcapping": -1.0}, GgufError, "final_logit_softcapping = -1"),
         ({"attn_logit_softcapping": -1.0}, GgufError, "attn_logit_softcapping = -1"),
         ({"attention.scale": 0.5}, UnsupportedModelError, "scales attention by a number of its own"),
     ],

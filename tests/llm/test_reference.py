@@ -82,6 +82,18 @@ GEMMAS = {
             "gemma3.rope.scaling.original_context_length": 32,
         },
     ),
+    "capped as none says": Shape(
+        arch="gemma4",
+        layers=3,
+        local=(64, 2),
+        extra={key: value for key, value in SHAPES["gemma4"].extra.items() if not key.endswith("softcapping")},
+    ),
+    "not capped": Shape(
+        arch="gemma4",
+        layers=3,
+        local=(64, 2),
+        extra={**SHAPES["gemma4"].extra, "gemma4.final_logit_softcapping": 0.0},
+    ),
     "27 billion": Shape(arch="gemma3", dim=64, ffn=64, heads=4, head_dim=64, layers=62, extra=WINDOW),
     "27 billion of gemma2": Shape(arch="gemma2", dim=64, ffn=64, heads=4, head_dim=64, layers=46, extra=GEMMA2),
 }
