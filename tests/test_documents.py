@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tegrad.cli import COMMANDS
-from tegrad.llm.arch import ARCHES
+from tegrad.llm.families import ARCHES
 from tegrad.llm.formats import FORMATS
 from tegrad.serve.config import OPTIONS
 

@@ -38,7 +38,7 @@ from tegrad.bench.prefill import prompt, together
 from tegrad.bench.record import Record, RecordError, Side, output
 from tegrad.bench.steps import OVERLAPPED, PLANNERS, Timestamps
 from tegrad.errors import TegradError
-from tegrad.llm.arch import DEFAULT_CONTEXT
+from tegrad.llm.config import DEFAULT_CONTEXT
 from tegrad.llm.engine import Engine
 from tegrad.llm.gemm import PICKS
 from tegrad.llm.gguf import Gguf

@@ -154,7 +154,10 @@ FAMILIES: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
     ("ppl-*",): ("tegrad/llm", "tegrad/nv", "tegrad/hw", "tegrad/models", *_ASIDE),
     ("matvec-fix-*",): (
         *("tegrad/nv", "tegrad/hw", "tegrad/bench/graph.py", "tegrad/bench/models.py"),
-        *(f"tegrad/llm/{name}.py" for name in ("arch", "dequant", "gguf", "model", "session", "weights")),
+        *(
+            f"tegrad/llm/{name}.py"
+            for name in ("arch", "config", "dequant", "families", "gguf", "model", "session", "weights")
+        ),
     ),
     ("*-nv-vs-cuda", "eager-launch-us"): ("tegrad/nv", "tegrad/hw", "tegrad/bench/rows.py"),
     ("replay-mlp-*",): ("tegrad/nv", "tegrad/hw", "tegrad/bench/mlp.py"),

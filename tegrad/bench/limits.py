@@ -25,8 +25,8 @@ from tegrad.bench.gpu import gpu_us
 from tegrad.bench.kernels import PIPES, KernelRow, plan_table
 from tegrad.bench.record import Record, RecordError, Side, make
 from tegrad.hw.chips import CHIPS, Chip
-from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.cache import bytes_of, state_bytes
+from tegrad.llm.config import Config, tensor_name
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.network import Spec, present
 from tegrad.nv import roles, toolchain

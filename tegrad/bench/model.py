@@ -32,7 +32,7 @@ from tegrad.bench.gpu import board, opened, printed
 from tegrad.bench.prefill import together
 from tegrad.bench.record import RecordError, machine, now, versions
 from tegrad.llm import packed, stream
-from tegrad.llm.arch import DEFAULT_CONTEXT
+from tegrad.llm.config import DEFAULT_CONTEXT
 from tegrad.llm.engine import Engine
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.packed import PackedModel

@@ -26,20 +26,10 @@ from numpy.typing import NDArray
 
 from tegrad import kept
 from tegrad.errors import TegradError
-from tegrad.llm.arch import (
-    ARCHES,
-    FFN,
-    INPUT_LENGTH,
-    KV_HEADS,
-    LOCAL_SIZES,
-    LONG_ROPE,
-    PATTERN,
-    SHARED_LAYERS,
-    Config,
-    stored_name,
-    tensor_name,
-)
+from tegrad.llm.arch import LOCAL_SIZES
+from tegrad.llm.config import FFN, INPUT_LENGTH, KV_HEADS, PATTERN, SHARED_LAYERS, Config, stored_name, tensor_name
 from tegrad.llm.errors import GgufError
+from tegrad.llm.families import ARCHES, LONG_ROPE
 from tegrad.llm.formats import F32, PACKED, PLAIN, BlockType
 from tegrad.llm.network import Spec
 

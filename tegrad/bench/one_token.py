@@ -24,8 +24,8 @@ from tegrad.diag.flame import flame
 from tegrad.diag.profile import chip_of, foot, row_json
 from tegrad.diag.timeline import Counts, Row, Scale, Span, rows, table
 from tegrad.hw.chips import Chip
-from tegrad.llm.arch import Config
 from tegrad.llm.cache import bytes_of
+from tegrad.llm.config import Config
 from tegrad.llm.engine import Engine, suits_named
 from tegrad.llm.errors import ModelError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf

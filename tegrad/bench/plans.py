@@ -25,10 +25,10 @@ from tegrad import ptx
 from tegrad.bench.models import stored
 from tegrad.hw.chips import CHIPS, Chip
 from tegrad.llm import packing, programs
-from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import kernels_of
+from tegrad.llm.config import Config, tensor_name
 from tegrad.llm.formats import F16, F32, BlockType
 from tegrad.llm.gemm import TilePicker, pick_tile, pick_wgmma
 from tegrad.llm.gguf import Gguf, TensorInfo

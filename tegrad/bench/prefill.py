@@ -29,10 +29,10 @@ from tegrad.bench import models, plans
 from tegrad.bench.dependencies import ALL_FORMS
 from tegrad.bench.gpu import opened, printed, spawned
 from tegrad.bench.products import POSITIONS, Bench, farthest
-from tegrad.llm.arch import Config
 from tegrad.llm.batch import Batch, Member
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import kernels_of
+from tegrad.llm.config import Config
 from tegrad.llm.flash import Flash
 from tegrad.llm.formats import LANE_WEIGHTS, SEGMENT, BlockType
 from tegrad.llm.gemm import (

@@ -31,10 +31,10 @@ from tegrad.bench.dependencies import ALL_FORMS
 from tegrad.bench.gpu import gpu_us, opened, printed, slope, spawned
 from tegrad.bench.models import SHAPES
 from tegrad.hw.chips import by_arch
-from tegrad.llm.arch import Config
 from tegrad.llm.attention import BUFFERS, Attention
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import Role, Tuning
+from tegrad.llm.config import Config
 from tegrad.llm.formats import PLAIN, BlockType
 from tegrad.llm.launch_config import fit, launch_config
 from tegrad.llm.matvec import LaunchConfig, Product

@@ -24,10 +24,12 @@ from tegrad import models as shipped
 from tegrad.bench import models
 from tegrad.bench.peers import F16, Q8_0, CpuLlama, GpuLlama
 from tegrad.bench.record import RecordError, now, replace_rows, source_digest
-from tegrad.llm.arch import ARCHES, FFN, INPUT_LENGTH, KV_HEADS, LOCAL_SIZES, PATTERN, SHARED_LAYERS
+from tegrad.llm.arch import LOCAL_SIZES
 from tegrad.llm.cache import KvCache
+from tegrad.llm.config import FFN, INPUT_LENGTH, KV_HEADS, PATTERN, SHARED_LAYERS
 from tegrad.llm.engine import Engine as Decoder
 from tegrad.llm.errors import UnsupportedModelError
+from tegrad.llm.families import ARCHES
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.model import Model
 from tegrad.llm.packed import PackedModel

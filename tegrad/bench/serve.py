@@ -35,7 +35,7 @@ from tegrad.bench import peers
 from tegrad.bench.figures import TARGETS, Target
 from tegrad.bench.load import ANSWER_TOKENS, PROMPT_TOKENS, Request, Round, Seen, differing, drive, requests
 from tegrad.bench.record import Record, RecordError, Side, replace_rows
-from tegrad.llm.arch import Config
+from tegrad.llm.config import Config
 from tegrad.llm.gguf import Gguf
 
 CLIENTS: Final = (1, 32, 8, 64)

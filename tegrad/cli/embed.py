@@ -46,7 +46,7 @@ def embed(
     tegrad embed qwen3-embedding.gguf - < lines.txt
     """
     choose_device()
-    from tegrad.llm.arch import Config
+    from tegrad.llm.config import Config
     from tegrad.llm.device import open_device
     from tegrad.llm.embeddings import embed as vector
     from tegrad.llm.embeddings import pooling as told

@@ -15,7 +15,7 @@ import typer
 from tegrad import models
 from tegrad.cli import options
 from tegrad.hub.cache import located
-from tegrad.llm.arch import Config
+from tegrad.llm.config import Config
 from tegrad.llm.errors import ModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.quality import EngineRunner, Loss, ReferenceRunner, Runner, SessionRunner, loss, sample, words

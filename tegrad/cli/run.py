@@ -168,7 +168,7 @@ def _opened_file(
 ) -> Opened:
     """A model's file, the positions of its cache, what `ask` makes of the prompt, which fits them, its tokens where
     they had to be counted for that, and what holds the answer to a constraint."""
-    from tegrad.llm.arch import Config
+    from tegrad.llm.config import Config
     from tegrad.llm.footprint import positions as fitting
     from tegrad.llm.gguf import Gguf
 

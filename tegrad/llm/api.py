@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias, TypedDic
 import numpy as np
 
 from tegrad.llm import embeddings, generate
-from tegrad.llm.arch import Config
 from tegrad.llm.closing import Closing
+from tegrad.llm.config import Config
 from tegrad.llm.errors import ContextError, ModelError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf, Progress
 from tegrad.llm.grammar import Grammar, Masks

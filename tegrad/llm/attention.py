@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any, Final, Self
 
-from tegrad.llm.arch import Config
 from tegrad.llm.cache import LayerCache, pool_macros
 from tegrad.llm.chips import WARPS, kernels_of
+from tegrad.llm.config import Config
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.macros import QK_NORMS, ROPES, WIDE, group_counts, number
 from tegrad.llm.network import Attend

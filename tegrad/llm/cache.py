@@ -19,8 +19,8 @@ from typing import Final
 
 import numpy as np
 
-from tegrad.llm.arch import Config
 from tegrad.llm.closing import Closing
+from tegrad.llm.config import Config
 from tegrad.llm.errors import OutOfMemory, UnsupportedModelError
 from tegrad.llm.network import Attend, Delta, Mixer
 from tegrad.llm.rings import Rings, rows_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from tegrad.llm import delta
-from tegrad.llm.arch import Config
 from tegrad.llm.cache import LayerCache
+from tegrad.llm.config import Config
 from tegrad.llm.network import Convolve, Delta
 from tegrad.llm.packed import PackedLayer
 from tegrad.llm.programs import Programs

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tegrad.llm.arch import Config
 from tegrad.llm.cache import LayerCache
+from tegrad.llm.config import Config
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.macros import number
 from tegrad.llm.network import Delta, Mixer

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tegrad.llm.arch import Config
 from tegrad.llm.attention import PLAIN, Scoring
 from tegrad.llm.cache import pool_macros
 from tegrad.llm.chips import kernels_of
+from tegrad.llm.config import Config
 from tegrad.llm.network import Attend
 from tegrad.llm.programs import Programs
 from tegrad.nv.replay import Launch

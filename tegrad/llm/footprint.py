@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from tegrad.llm import delta, packing
-from tegrad.llm.arch import DEFAULT_CONTEXT, Config, stored_name, tensor_name
 from tegrad.llm.cache import AHEAD, BLOCK, bytes_of, held, state_bytes
+from tegrad.llm.config import DEFAULT_CONTEXT, Config, stored_name, tensor_name
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.workspace import ALIGN

@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 from tinygrad import Device, Tensor, UOp, dtypes
 from tinygrad.dtype import DType
 
-from tegrad.llm.arch import Config, tensor_name
+from tegrad.llm.config import Config, tensor_name
 from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.gguf import Gguf, Progress
 from tegrad.llm.network import (

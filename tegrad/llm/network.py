@@ -4,8 +4,8 @@ A token's vector is the **residual stream**. `Embed` makes it; each layer runs i
 order; `Logits` reads it. Whoever executes a model goes through these operations and does each in its own way: the
 tinygrad graph (`model`), launches of a decode step (`plan`), of a prompt or a batch (`rows`), the instructions of a
 step in one launch (`schedule`), and the reference in numpy (`reference`). The kernel of one launch runs one form of
-block; `persistent` refuses any other. A family is a row of `arch.ARCHES`; with the numbers of a file it is this list,
-`arch.Config.network`. What only some families or layers do is a field of the operation that does it.
+block; `persistent` refuses any other. A family is a row of `families.ARCHES`; with the numbers of a file it is this
+list, `config.Config.network`. What only some families or layers do is a field of the operation that does it.
 """
 
 from __future__ import annotations
@@ -381,7 +381,7 @@ class Network:
     blocks: tuple[Block, ...]
     """Of each layer. They are the same operations in the same order, of the same tensors, but where some attend and
     others do not, or make no keys and values: these have what mixes, and the products before and after, of their own.
-    What `Attend` does with positions may differ from layer to layer, and sizes may (`arch.Config.at`)."""
+    What `Attend` does with positions may differ from layer to layer, and sizes may (`config.Config.at`)."""
     logits: Logits
 
     @property

@@ -17,8 +17,8 @@ from typing import Final, Self
 import numpy as np
 
 from tegrad.llm import packing
-from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.closing import Closing
+from tegrad.llm.config import Config, tensor_name
 from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.formats import F16, F32, PLAIN, BlockType
 from tegrad.llm.gguf import Gguf, Progress, TensorInfo

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from tegrad.hw.chips import Chip, by_arch
 from tegrad.llm import delta, inputs
-from tegrad.llm.arch import Config
 from tegrad.llm.attention import MOST_HEAD_DIM, Scoring
 from tegrad.llm.biases import Biases
 from tegrad.llm.cache import KvCache
 from tegrad.llm.chips import TUNED
 from tegrad.llm.closing import Closing
+from tegrad.llm.config import Config
 from tegrad.llm.errors import UnsupportedModelError, UntunedChipError
 from tegrad.llm.formats import FORMATS, PLAIN, SEGMENT, SET, BlockType
 from tegrad.llm.macros import ACTIVATIONS, QK_NORMS, ROPES, WIDE, number

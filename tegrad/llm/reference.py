@@ -14,7 +14,7 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from tegrad.llm.arch import Config, tensor_name
+from tegrad.llm.config import Config, tensor_name
 from tegrad.llm.gguf import Gguf, TensorInfo
 from tegrad.llm.network import (
     Add,

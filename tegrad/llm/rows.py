@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from tegrad.llm import inputs
-from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.closing import Closing
+from tegrad.llm.config import Config, tensor_name
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.flash import HEAD_PARTS_MULTIPLE, HELD_HEAD_DIM
 from tegrad.llm.formats import F32, BlockType

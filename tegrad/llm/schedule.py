@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tegrad.errors import TegradError
-from tegrad.llm.arch import Config
+from tegrad.llm.config import Config
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import LANE_WEIGHTS, PLAIN, SEGMENT, BlockType
 from tegrad.llm.macros import group_counts

@@ -25,8 +25,8 @@ from tegrad import nv
 from tegrad.errors import TegradError
 from tegrad.llm import rows
 from tegrad.llm.answer import Answer, Piece, Reason, Usage
-from tegrad.llm.arch import Config
 from tegrad.llm.batch import GREEDY, Batch, Member
+from tegrad.llm.config import Config
 from tegrad.llm.errors import ContextError, ModelError, NoRoom
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.packed import PackedModel

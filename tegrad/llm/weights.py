@@ -15,7 +15,7 @@ from tinygrad import Tensor, dtypes
 from tinygrad.device import Buffer
 
 from tegrad.llm import network
-from tegrad.llm.arch import Config, tensor_name
+from tegrad.llm.config import Config, tensor_name
 from tegrad.llm.dequant import dequantize, storage
 from tegrad.llm.formats import F32, BlockType
 from tegrad.llm.gguf import Gguf, Progress, TensorInfo

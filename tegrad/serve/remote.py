@@ -26,7 +26,7 @@ from prometheus_client import Histogram
 from tegrad.errors import TegradError
 from tegrad.installed import search_path
 from tegrad.llm.answer import Answer, Reason
-from tegrad.llm.arch import Config
+from tegrad.llm.config import Config
 from tegrad.llm.errors import ContextError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.grammar import Grammar

@@ -14,7 +14,7 @@ from tegrad.bench.models import SHAPES
 from tegrad.bench.plans import DryDevice, DryProgram, matrices
 from tegrad.cli import bench
 from tegrad.hw.chips import CHIPS, Chip
-from tegrad.llm.arch import Config
+from tegrad.llm.config import Config
 from tegrad.llm.formats import BF16, F16, PACKED, Q4_K, Q6_K, Q8_0, BlockType
 from tegrad.llm.packed import SPEC
 from tegrad.llm.programs import load_kernel

@@ -16,8 +16,8 @@ import pytest
 from tegrad.bench import quality
 from tegrad.bench.models import FORMATS, parse
 from tegrad.bench.record import RecordError
-from tegrad.llm.arch import ARCHES
 from tegrad.llm.errors import ModelError
+from tegrad.llm.families import ARCHES
 from tegrad.llm.quality import Agreement, agreement
 from tegrad.llm.reference import Past, Reference
 

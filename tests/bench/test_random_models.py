@@ -11,7 +11,7 @@ import pytest
 
 from tegrad.bench import models
 from tegrad.bench.quality import small
-from tegrad.llm.arch import Config
+from tegrad.llm.config import Config
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.reference import Reference
 from tegrad.llm.tokenizer import Tokenizer

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "llm"))
 from exact import ROLES, Cached, Parts, Weights, by_sets, by_units, chain, not_at_all, only, together
 
-from tegrad.llm.arch import Config
 from tegrad.llm.cache import AHEAD, KvCache, LayerCache
+from tegrad.llm.config import Config
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.network import Attend, Convolve, Convolving, Delta
 from tegrad.llm.packed import PackedModel

@@ -20,8 +20,8 @@ import numpy as np
 from interpreter import quarters, rescaled, round_scale
 from numpy.typing import NDArray
 
-from tegrad.llm.arch import Config, tensor_name
 from tegrad.llm.chips import Role
+from tegrad.llm.config import Config, tensor_name
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import PLAIN, SET
 from tegrad.llm.gguf import Gguf

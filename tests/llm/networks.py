@@ -11,7 +11,9 @@ import packs
 from interpreter import Weights
 from numpy.typing import NDArray
 
-from tegrad.llm.arch import GEMMA3, GEMMA4, LFM2, LLAMA, OLMO2, QWEN3, QWEN3_5, Config, LayerForm
+from tegrad.llm.arch import LayerForm
+from tegrad.llm.config import Config
+from tegrad.llm.families import GEMMA3, GEMMA4, LFM2, LLAMA, OLMO2, QWEN3, QWEN3_5
 from tegrad.llm.formats import Q6_K, BlockType
 from tegrad.llm.network import Attend, Convolve, Delta, Mixer
 from tegrad.llm.packing import segments

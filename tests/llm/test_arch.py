@@ -11,8 +11,9 @@ import pytest
 import tiny_llama
 from tiny_llama import SHAPES, TYPE, Shape, letters, rewritten, write
 
-from tegrad.llm.arch import ARCHES, Config
+from tegrad.llm.config import Config
 from tegrad.llm.errors import ContextError, GgufError, ModelError, UnsupportedModelError
+from tegrad.llm.families import ARCHES
 from tegrad.llm.gguf import Gguf
 
 SMALL = Shape(dim=32, ffn=32, heads=1, kv_heads=1, layers=1)

@@ -16,9 +16,9 @@ from tinygrad import dtypes
 from tegrad.bench import plans
 from tegrad.bench.plans import DryDevice
 from tegrad.hw.chips import CHIPS
-from tegrad.llm.arch import Config
 from tegrad.llm.batch import Batch
 from tegrad.llm.cache import KvCache
+from tegrad.llm.config import Config
 from tegrad.llm.engine import Engine
 from tegrad.llm.errors import GgufError, UnsupportedModelError
 from tegrad.llm.footprint import Footprint

@@ -19,7 +19,7 @@ from small_tunings import SMALL
 from tiny_llama import SHAPES, TYPE, Shape, write
 
 from tegrad.llm import programs
-from tegrad.llm.arch import Config
+from tegrad.llm.config import Config
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.persistent import PersistentPlan
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_llama import TYPE, Shape, rewritten, write
 
-from tegrad.llm.arch import Config
+from tegrad.llm.config import Config
 from tegrad.llm.errors import ContextError, GgufError, ModelError, UnsupportedModelError
 from tegrad.llm.formats import BLOCK_TYPES
 from tegrad.llm.gguf import Gguf, _Header

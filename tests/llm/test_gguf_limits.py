@@ -16,8 +16,8 @@ from tiny_llama import TYPE, Shape, finish, letters, rewritten, write
 from tegrad.bench import plans
 from tegrad.hw.chips import CHIPS
 from tegrad.llm import programs
-from tegrad.llm.arch import Config
 from tegrad.llm.cache import KvCache
+from tegrad.llm.config import Config
 from tegrad.llm.errors import GgufError, ModelError
 from tegrad.llm.formats import F32
 from tegrad.llm.gguf import Gguf, shown

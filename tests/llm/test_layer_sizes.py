@@ -18,8 +18,8 @@ from tiny_llama import SHAPES, TYPE, Shape, rewritten, write
 from tegrad.bench.limits import step_bytes
 from tegrad.bench.plans import DryDevice
 from tegrad.hw.chips import CHIPS
-from tegrad.llm.arch import Config
 from tegrad.llm.cache import KvCache
+from tegrad.llm.config import Config
 from tegrad.llm.engine import Engine
 from tegrad.llm.errors import GgufError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf

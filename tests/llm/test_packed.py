@@ -14,8 +14,8 @@ from gguf import GGUFWriter
 from tiny_llama import TYPE, Shape, finish, letters, write
 
 from tegrad.llm import packed, packing, stream
-from tegrad.llm.arch import LLAMA
 from tegrad.llm.errors import GgufError, OutOfMemory, UnsupportedModelError
+from tegrad.llm.families import LLAMA
 from tegrad.llm.footprint import Footprint
 from tegrad.llm.formats import Q5_1
 from tegrad.llm.gguf import Gguf

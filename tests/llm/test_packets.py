@@ -12,8 +12,8 @@ from tiny_llama import SHAPES, TYPE, write
 from tegrad.bench.plans import DryDevice, model
 from tegrad.hw.chips import CHIPS
 from tegrad.llm import programs
-from tegrad.llm.arch import Config
 from tegrad.llm.cache import KvCache
+from tegrad.llm.config import Config
 from tegrad.llm.formats import F16, Q8_0
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.persistent import PersistentPlan

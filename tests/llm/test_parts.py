@@ -11,7 +11,7 @@ import pytest
 from gguf import GGUFReader, GGUFWriter
 from tiny_llama import TYPE, Shape, write
 
-from tegrad.llm.arch import Config
+from tegrad.llm.config import Config
 from tegrad.llm.errors import GgufError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.reference import Reference

@@ -12,7 +12,7 @@ from gguf.quants import dequantize, quantize
 from tiny_llama import GEMMA2, LARGE_EPS, SHAPES, TYPE, Shape, disagreements, rewritten, write
 
 from tegrad.llm import numerics
-from tegrad.llm.arch import Config
+from tegrad.llm.config import Config
 from tegrad.llm.footprint import Footprint
 from tegrad.llm.formats import F32, FORMATS
 from tegrad.llm.gguf import Gguf

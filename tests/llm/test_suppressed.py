@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tiny_llama import SHAPES, TYPE, rewritten, write
 
-from tegrad.llm.arch import Config
 from tegrad.llm.batch import Batch
+from tegrad.llm.config import Config
 from tegrad.llm.engine import Engine
 from tegrad.llm.errors import GgufError, ModelError
 from tegrad.llm.gguf import Gguf

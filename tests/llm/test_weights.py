@@ -11,8 +11,9 @@ from gguf.quants import dequantize
 from tiny_llama import TYPE, Shape, write
 
 from tegrad.llm import weights
-from tegrad.llm.arch import LLAMA, Config
+from tegrad.llm.config import Config
 from tegrad.llm.errors import OutOfMemory
+from tegrad.llm.families import LLAMA
 from tegrad.llm.formats import BLOCK_TYPES, BlockType
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.model import Model

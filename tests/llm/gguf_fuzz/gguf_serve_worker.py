@@ -29,8 +29,8 @@ from tegrad.errors import TegradError
 from tegrad.hub import cache
 from tegrad.hw.chips import CHIPS
 from tegrad.llm import packed
-from tegrad.llm.arch import Config as ModelConfig
 from tegrad.llm.batch import Batch
+from tegrad.llm.config import Config as ModelConfig
 from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.grammar import Grammar, Masks

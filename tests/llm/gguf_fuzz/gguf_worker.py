@@ -27,8 +27,8 @@ from tegrad.bench import plans
 from tegrad.errors import TegradError
 from tegrad.hw.chips import CHIPS
 from tegrad.llm import packed, programs
-from tegrad.llm.arch import Config
 from tegrad.llm.cache import KvCache
+from tegrad.llm.config import Config
 from tegrad.llm.errors import OutOfMemory
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.plan import DecodePlan
