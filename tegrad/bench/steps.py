@@ -52,7 +52,8 @@ from tegrad.llm.packed import PackedModel
 from tegrad.llm.persistent import PersistentPlan, Tuning, tuning_for
 from tegrad.llm.plan import DecodePlan
 from tegrad.llm.sampling import Sampling, Settings
-from tegrad.llm.schedule import Op, Program, imbalance
+from tegrad.llm.schedule import Op, Program
+from tegrad.llm.schedule_build import imbalance
 from tegrad.llm.state import STATE_SPEC, State, States
 from tegrad.nv.compilers import compile_cuda
 from tegrad.nv.gpu import Gpu

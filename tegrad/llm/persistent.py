@@ -45,26 +45,10 @@ from tegrad.llm.packed import PackedMatrix, PackedModel
 from tegrad.llm.programs import load_kernel
 from tegrad.llm.rope import Rope
 from tegrad.llm.sampling import Sampling
-from tegrad.llm.schedule import (
-    REPORT_BYTES,
-    RUNS,
-    Heads,
-    Layer,
-    Matrix,
-    Network,
-    Op,
-    Program,
-    Vector,
-    WorkspaceLayout,
-    build,
-    encode,
-    key_of,
-    pieces_per_row,
-    run_rows,
-    stream_segment,
-    validate,
-    workspace_layout,
-)
+from tegrad.llm.schedule import Heads, Layer, Matrix, Network, Op, Program, Vector, key_of, run_rows, stream_segment
+from tegrad.llm.schedule_build import build, pieces_per_row
+from tegrad.llm.schedule_proof import validate
+from tegrad.llm.schedule_words import REPORT_BYTES, RUNS, WorkspaceLayout, encode, workspace_layout
 from tegrad.llm.state import LOGITS_SPEC, States
 from tegrad.llm.workspace import Workspace
 from tegrad.nv.compilers import CompileFailed, cache_dir
@@ -87,6 +71,8 @@ CROWDED: Final = "shared memory holds less than two tiles"
 """What a static_assert of the kernel says."""
 WAITING: Final = ("packets", "a counter", "a tile of weights", "a free stage", "a tile on its way")
 """What a wait is for, in the order of the kernel's `enum Waiting`; of the pipeline's, the number is the tile's."""
+_RULES: Final = ("schedule", "schedule_build", "schedule_proof", "schedule_words", "network")
+"""Modules that a proof depends on: where one changes, programs are proved anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -614,9 +600,7 @@ def prove(program: Program, words: NDArray[Any] | None = None) -> None:
     names = sorted(
         {(matrix.name, matrix.kind.name, matrix.rows, matrix.columns) for matrix in program.network.matrices()}
     )
-    rules = b"".join(
-        resources.files("tegrad.llm").joinpath(name).read_bytes() for name in ("schedule.py", "network.py")
-    )
+    rules = b"".join(resources.files("tegrad.llm").joinpath(f"{name}.py").read_bytes() for name in _RULES)
     digest = hashlib.sha256(
         words.tobytes() + repr((names, program.splits, program.head_groups, program.second_groups)).encode() + rules
     ).hexdigest()

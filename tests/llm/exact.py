@@ -29,7 +29,8 @@ from tegrad.llm.network import Add, Attend, Convolve, Convolving, Delta, Gate, I
 from tegrad.llm.numerics import ACTIVATIONS, ROTATIONS, ROUNDINGS, attended, capped, sigmoid, softplus
 from tegrad.llm.reference import expanded
 from tegrad.llm.rope import Rope
-from tegrad.llm.schedule import UNIT, deal, units_together
+from tegrad.llm.schedule import UNIT
+from tegrad.llm.schedule_build import deal, units_together
 
 Floats: TypeAlias = NDArray[np.float64]
 Stored: TypeAlias = Literal["F32", "F16", "Q8_0"]

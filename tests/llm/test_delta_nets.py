@@ -39,7 +39,9 @@ from tegrad.llm.prefill import Prefill
 from tegrad.llm.reference import Past, Reference
 from tegrad.llm.rows import check, floats
 from tegrad.llm.sampling import Settings
-from tegrad.llm.schedule import Op, Program, ScheduleError, build, validate
+from tegrad.llm.schedule import Op, Program, ScheduleError
+from tegrad.llm.schedule_build import build
+from tegrad.llm.schedule_proof import validate
 from tegrad.llm.session import Session
 from tegrad.llm.state import State, States
 from tegrad.nv.replay import Recording

@@ -16,7 +16,8 @@ from tiny_llama import SHAPES, TYPE, Shape, write
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.reference import Past, Reference
-from tegrad.llm.schedule import UNIT, deal
+from tegrad.llm.schedule import UNIT
+from tegrad.llm.schedule_build import deal
 
 TOKENS = [5, 17, 200, 3, 3, 91, 250, 1, 42, 7]
 MODELS = {

@@ -31,7 +31,9 @@ from tegrad.llm.plan import DecodePlan
 from tegrad.llm.reference import Reference
 from tegrad.llm.rope import Temperature
 from tegrad.llm.sampling import HISTORY, Settings
-from tegrad.llm.schedule import UNIT, Op, ScheduleError, Vector, build, validate
+from tegrad.llm.schedule import UNIT, Op, ScheduleError, Vector
+from tegrad.llm.schedule_build import build
+from tegrad.llm.schedule_proof import validate
 from tegrad.llm.state import RING, State, States
 from tegrad.nv.program import LaunchError
 from tegrad.nv.replay import Recording

@@ -16,9 +16,6 @@ from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.formats import F16, Q4_K, Q6_K, Q8_0
 from tegrad.llm.network import Attend, Spec
 from tegrad.llm.schedule import (
-    NO_OPERANDS,
-    WORD,
-    WORDS,
     Instruction,
     Layer,
     Matrix,
@@ -30,12 +27,10 @@ from tegrad.llm.schedule import (
     Stage,
     Vector,
     Wait,
-    build,
-    deal,
-    encode,
-    imbalance,
-    validate,
 )
+from tegrad.llm.schedule_build import build, deal, imbalance
+from tegrad.llm.schedule_proof import validate
+from tegrad.llm.schedule_words import NO_OPERANDS, WORD, WORDS, encode
 
 LLAMA_1B = (2048, 8192, 32, 8, 64, 16, 128256)
 LLAMA_3B = (3072, 8192, 24, 8, 128, 28, 128256)

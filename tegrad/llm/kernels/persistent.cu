@@ -11,8 +11,9 @@
 // of the residual stream stays in its shared memory.
 //
 // Grid (CTAS), 32 * (CONSUMERS + EPILOGUE + 1) threads, SHARED bytes of dynamic shared memory. Arguments:
-//   program    struct of 32 words (schedule.WORDS) for each stage and CTA
-//   workspace  schedule.workspace: number of the step, counters, joined splits of attention, packets; zeros at first
+//   program    struct of 32 words (schedule_words.WORDS) for each stage and CTA
+//   workspace  schedule_words.WorkspaceLayout: number of the step, counters, joined splits of attention, packets; zeros
+//              at first
 //   state, ring   kernels/state.cuh; histories, ends   kernels/sampling.cuh: of these, the step's end
 //   rope       float32 (ANGLE_TABLES, 2, ROPE_POSITIONS, TURN_PAIRS)
 //   logits     float32 (rows of the output matrix)
@@ -106,7 +107,7 @@ enum { FIRST_HEAD_DIM = HEAD_DIM, FIRST_KV_HEADS = KV_HEADS, FIRST_CACHE_HEADS =
 #define ATTENTION_PIPELINE 0
 #endif
 
-// schedule.Op, schedule.WORDS and flags
+// schedule.Op, schedule_words.WORDS and flags
 enum Op { NOTHING, EMBED, PROJECT, ATTEND, ADD, GATE, LOGITS, SAMPLE, APART, JOIN, CONVOLVE, DELTA };
 enum Field { OP, FLAGS, STAGE, COLUMNS_OF, SOURCE, WAIT, WRITERS, TARGET, FIRST, ROWS_OF, HEAD, SPLIT_OF, RUN = 12,
              NORM = 24, BIAS = 26, EXTRA = 28, WAIT2 = 30, WAIT3 = 31,
