@@ -422,6 +422,7 @@ TARGETS: Final[Mapping[str, Target]] = {
         Target("prefill-phi4-mini-q4km", "prompt", "phi4-mini-q4km", Goal(times=2), 512),
         Target("prefill-qwen3.5-4b-q4km", "prompt", "qwen3.5-4b-q4km", Goal(times=2), 512),
         Target("prefill-gemma4-e4b-q4km", "prompt", "gemma4-e4b-q4km", Goal(times=2), 512),
+        Target("prefill-gemma4-31b-q4km", "prompt", "gemma4-31b-q4km", Goal(times=2), 512),
         Target("prefill-lfm2-1.2b-q4km", "prompt", "lfm2-1.2b-q4km", Goal(times=2), 512),
         Target("prefill-1b-q6k-128", "prompt", "1b-q6k", _PAST, 128),
         Target("prefill-8b-q4km-128", "prompt", "8b-q4km", _PAST, 128),
