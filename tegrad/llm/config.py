@@ -358,6 +358,8 @@ class Config:
         residual = scales.get("residual_scale") or 1.0
         if not 1 / MOST_RESIDUAL_SCALE <= residual <= MOST_RESIDUAL_SCALE:
             raise file.corrupt(f"{name}.residual_scale = {residual:g}")
+        forms = _forms(get, arch, rope, layers)
+        windowed = arch.windows is not None or any(form.window for form in forms)
         config = cls(
             arch=arch,
             vocab=shape(arch.embedding)[0],
@@ -373,8 +375,8 @@ class Config:
             value_dim=get.size(f"{name}.attention.value_length", dim // heads),
             eps=get.number(f"{name}.{_EPS[arch.norm]}") / residual**2,
             rope=rope,
-            forms=_forms(get, arch, rope, layers),
-            window=_window(get, name) if arch.windows is None and not arch.ignores_window else None,
+            forms=forms,
+            window=None if windowed or arch.ignores_window else _window(get, name),
             score_cap=caps.get("attn_logit_softcapping") or None,
             logit_cap=caps.get("final_logit_softcapping") or None,
             attention_scale=scales.get("attention.scale"),
@@ -614,12 +616,14 @@ def _taps(get: _Reader, key: str) -> int:
 
 
 def _convolved(get: _Reader, name: str, rope: Rope, layers: int) -> tuple[LayerForm, ...]:
-    """Each layer's form in a family some of whose layers convolve: those without key heads."""
+    """Each layer's form in a family some of whose layers convolve: those without key heads. The others may all be
+    within a window."""
     if not isinstance(heads := get.file.metadata.get(key := f"{name}.{KV_HEADS}"), list):
         return ()
     if len(heads) < layers or not any(heads[:layers]):
         raise get.file.corrupt(f"{key} = {shown(heads)} for {layers} layers, of which some attend")
-    return tuple(LayerForm(rope, instead=count == 0) for count in heads[:layers])
+    window = _window(get, name)
+    return tuple(LayerForm(rope, window if count else None, instead=count == 0) for count in heads[:layers])
 
 
 def _recurrent(get: _Reader, name: str, rope: Rope, layers: int) -> tuple[LayerForm, ...]:

@@ -27,6 +27,8 @@ from tegrad.llm.gguf import Gguf
 from tegrad.llm.model import Model
 from tegrad.llm.network import Attend, Convolve
 from tegrad.llm.packed import PackedModel
+from tegrad.llm.persistent import PersistentPlan
+from tegrad.llm.plan import DecodePlan
 from tegrad.llm.reference import Past, Reference
 from tegrad.llm.rows import floats
 from tegrad.llm.sampling import Settings
@@ -97,7 +99,7 @@ def test_every_column_of_a_kernel_counts(path: Path, expected: np.ndarray, tap: 
         ),
         ({"lfm2.shortconv.l_cache": 17}, UnsupportedModelError, r"convolves 17 positions .*, 16 at most are run"),
         ({"lfm2.attention.head_count_kv": [0, 1, 0]}, GgufError, "for 4 layers"),
-        ({"lfm2.attention.head_count_kv": [0, 0, 0, 0]}, GgufError, "head_count_kv = 0"),
+        ({"lfm2.attention.head_count_kv": [0, 0, 0, 0]}, GgufError, "for 4 layers, of which some attend"),
         ({"lfm2.attention.head_count_kv": [0, 0, 0, 0, 1]}, GgufError, "for 4 layers, of which some attend"),
         ({"lfm2.attention.head_count_kv": [0, 1, 3, 0]}, UnsupportedModelError, "has layers of different"),
         ({"lfm2.attention.head_count_kv": [0, 1, 1, 0]}, UnsupportedModelError, "the tensor 'blk.2.shortconv.in_proj"),
@@ -158,7 +160,6 @@ def test_one_launch_refuses_other_blocks_that_convolve(path: Path) -> None:
 
 
 def test_layers_that_convolve_share_a_kernel(path: Path) -> None:
-    from tegrad.llm.plan import DecodePlan
     from tegrad.llm.state import States
 
     device: Any = DryDevice(CHIPS["gh100"])
@@ -186,6 +187,25 @@ def test_a_conversation_goes_on_around_the_rings_and_back_to_what_they_have_lost
     engine.feed(TOKENS[:130])
     engine.reset(20)
     assert far(engine.feed_all(TOKENS[20:60]), expected[20:60]) < 0.02
+
+
+@pytest.mark.board
+@pytest.mark.parametrize("plan", [DecodePlan, PersistentPlan])
+def test_layers_beside_them_may_all_be_within_a_window(tmp_path: Path, device: str, plan: Any) -> None:
+    """As llama.cpp has it since LFM2.5; a ring of theirs holds less than the context."""
+    whole = replace(LFM2, dim=256, ffn=256, heads=4, kv_heads=2)
+    shape = replace(whole, extra={**LFM2.extra, "lfm2.attention.sliding_window": 40})
+    path = write(tmp_path / "model.gguf", shape, TYPE.F16)
+    sizes = config(path)
+    assert [form.window for form in sizes.layer_forms] == [None, 40, None, None]
+    assert sizes.longest == CONTEXT
+    expected = Reference(path).logits(TOKENS[:150])
+    assert far(expected, Reference(write(tmp_path / "whole.gguf", whole, TYPE.F16)).logits(TOKENS[:150])) > 0.1
+    with Gguf.open(path) as file, Engine(file, CONTEXT, device=device, short=8, chunks=(CHUNK,), plan=plan) as engine:
+        for first, last in ((0, 1), (1, 100), (100, 101), (101, 102), (102, 150)):
+            assert far(engine.feed(TOKENS[first:last]), expected[last - 1]) < 0.02
+        engine.reset(140)
+        assert far(engine.feed(TOKENS[140:143]), expected[142]) < 0.02
 
 
 @pytest.mark.board

@@ -192,6 +192,17 @@ def test_a_number_that_is_no_tokens_is_as_if_it_was_not_there(tmp_path: Path, ki
             assert tokenizer.encode(text) == peer.vocab.tokenize(text, True, True), text
 
 
+@pytest.mark.parametrize("name", [None, ""])
+def test_a_cut_without_a_name_is_the_usual_one(tmp_path: Path, name: str | None) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
+    sound = write_vocabulary(tmp_path / "v.gguf", byte_level("default"))
+    path = rewritten(sound, tmp_path / "unnamed.gguf", **{"tokenizer.ggml.pre": name})
+    tokenizer = Tokenizer.load(path)
+    with llama_cpp.peer(path) as peer:
+        for text in texts(6, 40):
+            assert tokenizer.encode(text, bos=False) == peer.vocab.tokenize(text, False, True), text
+
+
 @pytest.mark.parametrize("form", ["none", "whole numbers", "more than tokens", "more types than tokens"])
 def test_scores_and_types_are_read_in_every_form_that_llama_cpp_reads(tmp_path: Path, form: str) -> None:
     llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
