@@ -188,7 +188,7 @@ class PerLayer:
 
 @dataclass(frozen=True, slots=True)
 class Arch:
-    """A model family: the tensors and kinds that differ from family to family; `Config.network` is what it computes."""
+    """A model family: the tensors and kinds that differ from family to family; `network` makes its operations."""
 
     name: str
     embedding: Spec
@@ -240,7 +240,7 @@ class Arch:
     score_scale: float | None = None
     """What scores are multiplied by; None: one over the root of a head's size."""
     values: tuple[str, ...] = ()
-    """Of `config._REFUSED`, those that the family's files may have."""
+    """Values that change what is computed and that the family's files may have; those of others are refused by name."""
     needs: tuple[str, ...] = ()
     """Of `families.SCALES`, those without which a file is incomplete."""
     scaled_embedding: bool = False
@@ -254,9 +254,10 @@ class Arch:
     dim_scaled: int | None = None
     """A model of so many layers divides scores by the root of dim / heads, not by that of a head's size."""
     score_cap: float | None = None
-    """The cap of scores where a file says none; None: the family caps none. In a file 0 stands for none."""
+    """The cap of scores where the file gives no value; None: the family never caps scores. A file's 0 means no cap, by
+    which llama.cpp divides in Gemma 2."""
     logit_cap: float | None = None
-    """That of logits; 0: there is none where a file says none."""
+    """The same for logits; 0: they are capped only where the file says so."""
     logits_multiplied: bool = False
     """A file's scale of logits multiplies them instead of dividing them."""
 
@@ -288,7 +289,7 @@ class Arch:
         return LayerInputs(own.table, own.matrix, own.norm, sqrt(config.layer_input), 1 / sqrt(config.dim))
 
     def _block(self, config: Sizes, form: LayerForm) -> Block:
-        """The operations of a layer of so many elements."""
+        """A layer's operations, by its sizes and its form."""
         wide = config.layers == self.dim_scaled
         made = 1 if form.source is not None else 2 if form.values_are_keys else len(self.qkv)
         qkv, attn_output = self.qkv[:made], self.attn_output

@@ -93,7 +93,7 @@ class Metadata(Protocol):
 
 @dataclass(frozen=True)
 class Config:
-    """One model's sizes, read from its metadata and checked against its tensors."""
+    """A model's sizes: what its family's row leaves open."""
 
     arch: Arch
     vocab: int
@@ -118,8 +118,8 @@ class Config:
     forms: tuple[LayerForm, ...] = ()
     """Of each layer, where they differ."""
     window: int | None = None
-    """Positions that a token attends to at most, in a family without `Windows`: we run contexts within it, in which it
-    changes nothing."""
+    """The window of a model whose layers have none of their own (`LayerForm.window`): we run contexts within it, where
+    it changes nothing."""
     score_cap: float | None = None
     logit_cap: float | None = None
     attention_scale: float | None = None
@@ -564,8 +564,8 @@ def _sized(get: _Reader, config: Config) -> tuple[LayerForm, ...]:
         for at, form in enumerate(config.layer_forms)
     ]  # fmt: skip
     key = f"{name}.{SHARED_LAYERS}"
-    if (shared := get.optional(key, int, 0)) < 0:
-        raise get.file.corrupt(f"{key} = {shared}")
+    if not 0 <= (shared := get.optional(key, int, 0)) <= layers:
+        raise get.file.corrupt(f"{key} = {shared} of {layers} layers")
     first = layers - shared
     for at in range(first, layers):
         own = forms[at]

@@ -205,10 +205,11 @@ class Persistent:
         config, model, attend = net.config, net.model, turning(net.model)
         matrices = list(net.matrices())
         kinds = {matrix.kind for matrix in (*matrices, net.embedding)}
+        packed = {matrix.kind for matrix in matrices} - set(PLAIN)
         own = max(ins.output.elements for ins in program.stages[0].instructions if ins.output is not None)
         made: dict[str, Any] = {
             "CTAS": program.ctas, "STAGES": len(program.stages), "SPLITS": program.splits,
-            "VOCAB": net.output.rows, "DIM": config.dim, "HEADS": config.heads,
+            "VOCAB": net.output.rows, "PRODUCT_FORMATS": len(packed), "DIM": config.dim, "HEADS": config.heads,
             "POSITIONS": self.positions, "ROPE": ROPES[attend.rotation], "EPS": number(config.eps),
             "QK_NORM": QK_NORMS[attend.norms], "CACHE_Q8": self.cache_q8,
             "ACTIVATION": ACTIVATIONS[model.gate.activation],

@@ -3,11 +3,11 @@
 A step is a list of **stages** (embed; per layer: qkv, attend, out, gate and up, down; logits; sample). A layer that
 convolves does so in the stage of its products, of which a CTA has the rows of all three vectors. Where what a block
 adds is normed before, or those that read the stream subtract its mean, out and down set it apart and a stage after
-each, or in a parallel block after both, joins it to the stream, which then has no mean. Each stage gives each CTA at
-most one **instruction**: the rows of matrices that it multiplies, the vector that it reads, the rows of the vector that
-it writes, and the writes of other CTAs that it waits for. Vectors travel in units of 8 elements, so that rows are dealt
-out in eights. Keys and values that later layers attend to have a place of their own until the step ends. Weights are
-streamed through a pipeline in the order of the instructions, tile by tile.
+each, or in a parallel block after both, joins it to the stream, which after layer norms has no mean. Each stage gives
+each CTA at most one **instruction**: the rows of matrices that it multiplies, the vector that it reads, the rows of the
+vector that it writes, and the writes of other CTAs that it waits for. Vectors travel in units of 8 elements, so that
+rows are dealt out in eights. Keys and values that later layers attend to have a place of their own until the step ends.
+Weights are streamed through a pipeline in the order of the instructions, tile by tile.
 
 `schedule_build` makes a program, `schedule_proof` proves it, and `schedule_words` is what the kernel reads of it.
 """

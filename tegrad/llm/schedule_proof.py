@@ -147,8 +147,8 @@ def validate(program: Program) -> list[Instruction]:
     """Prove a program for attention in one split and in as many as it has; returns an order in which one processor
     could run it. Raises ScheduleError with the first thing that is wrong.
 
-    Numbers between need no proof of their own: a split runs, waits and publishes alike however many there are. So what
-    is wrong with some of them is wrong with all, or, for lack of who writes or waits, with one.
+    Other numbers of splits need no proof: every split runs, waits and publishes alike, so that a mistake shows with the
+    most splits or with one.
     """
     order: list[Instruction] = []
     for splits in sorted({1, program.splits}, reverse=True):
@@ -172,9 +172,9 @@ def _validate(program: Program) -> list[Instruction]:
 def _order(program: Program, proof: _Proof) -> list[Instruction]:
     """An order in which every wait is over when its instruction's turn comes; ScheduleError if there is none.
 
-    Each CTA takes its instructions in turn, and its ring its tiles in the same order, so that a tile that is waited for
-    is at worst behind tiles of instructions that come before. Progress never takes back what another one waits for:
-    if one order gets to the end, all do.
+    Each CTA takes its instructions in turn, and its pipeline their tiles in the same order, so that a tile that is
+    waited for is at worst behind tiles of instructions that come before. Progress never takes back what another one
+    waits for: if one order gets to the end, all do.
     """
     stages, done = len(program.stages), [0] * program.ctas
     over: set[Wait] = set()

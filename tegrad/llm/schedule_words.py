@@ -42,7 +42,7 @@ WORDS: Final = np.dtype(
         ("norm", "<u8"), ("bias", "<u8"), ("extra", "<u8"), ("wait2", "<u4"), ("wait3", "<u4"),
     ]
 )  # fmt: skip
-"""An instruction as `struct Instruction` of kernels/persistent.cu has it: 128 bytes.
+"""An instruction as `enum Field` of kernels/persistent.cu reads it: 128 bytes.
 
 source, target: where the vectors begin in the workspace, in bytes, and of ATTEND its layer's first query; wait: the
 stage waited for (of ATTEND's queries; wait2 and wait3 of its key and value, with the writers in the upper half);

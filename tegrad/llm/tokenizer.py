@@ -121,7 +121,7 @@ class Tokenizer:
         self.bos, self.eos = values.token("bos"), values.token("eos")
         self.stops = self._stops(values)
         self._apart = self._by_kind()
-        cut = SPLITS.get(values.cut())
+        cut = SPLITS.get(values.cut_name())
         begins = kind == "llama" or (cut is not None and cut.begins)
         self._add_bos = kind == "gemma4" or values.get("tokenizer.ggml.add_bos_token", bool, begins)
         self._bytes = self._byte_level if kind == "gpt2" else self._sentencepiece
@@ -241,8 +241,8 @@ class Tokenizer:
     def _check_cut(self, values: _Values, cut: Cut | None) -> None:
         if cut is None:
             raise UnsupportedModelError(
-                f"{values.file.path} splits text by {shown(values.cut())}, none of the {len(SPLITS)} names that we "
-                "know (docs/llm.md): choose another model"
+                f"{values.file.path} splits text by {shown(values.cut_name())}, none of the {len(SPLITS)} names that "
+                "we know (docs/llm.md): choose another model"
             )
 
     def _check_lengths(self, file: Gguf) -> None:
@@ -265,7 +265,7 @@ class Tokenizer:
 
     def _byte_level_encode(self, values: _Values, taken: Sequence[int], text: str | None) -> Encode:
         """For a text, of tokens and merges those that make a part of it, which are all that it can meet."""
-        split = SPLITS[values.cut()]
+        split = SPLITS[values.cut_name()]
         spelled = None
         if text is not None:
             letter = {byte: letter for letter, byte in self._letters.items()}
@@ -460,9 +460,9 @@ class _Values:
             raise self.file.corrupt(f"{key} = {shown(value)}")
         return value
 
-    def cut(self) -> str:
+    def cut_name(self) -> str:
         """The name of how text is cut, which older files lack and some leave empty."""
-        return self.get("tokenizer.ggml.pre", str, "default") or "default"
+        return self.get("tokenizer.ggml.pre", str, "") or "default"
 
     def strings(self, key: str) -> list[str]:
         value = self._list(key)

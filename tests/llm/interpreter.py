@@ -2,7 +2,7 @@
 
 `Interpreter` executes a program one instruction at a time, in any order that the waits allow; what it reads must be of
 the stage that the instruction waits for. Products are in float64 of the quantized inputs, so that a kernel differs from
-it by its rounding only. Quantized units and sums of squares are bit for bit those of kernels/persistent.cu.
+it by its rounding only. Quantized units and sums of squares are bit for bit those of kernels/publish.cuh.
 """
 
 from __future__ import annotations

@@ -157,6 +157,22 @@ def test_a_gemma_with_other_layers_or_caps_is_refused(
         read(write(tmp_path / "model.gguf", shape, TYPE.F32))
 
 
+def test_a_cap_of_0_is_none(tmp_path: Path) -> None:
+    caps = {"gemma2.attn_logit_softcapping": 0.0, "gemma2.final_logit_softcapping": 0.0}
+    config = read(write(tmp_path / "model.gguf", replace(SMALL, arch="gemma2", extra=caps), TYPE.F32))
+    assert (config.score_cap, config.logit_cap) == (None, None)
+    config = read(write(tmp_path / "model.gguf", replace(SMALL, arch="gemma2"), TYPE.F32))
+    assert (config.score_cap, config.logit_cap) == (50.0, 30.0)
+
+
+@pytest.mark.parametrize("change", [{"block_count": 1}, {"attention.shared_kv_layers": 10}])
+def test_more_layers_than_there_are_cannot_share_keys(tmp_path: Path, change: dict[str, int]) -> None:
+    path = write(tmp_path / "model.gguf", SHAPES["gemma4 small"], TYPE.F32)
+    changed = {f"gemma4.{key}": value for key, value in change.items()}
+    with pytest.raises(GgufError, match=r"shared_kv_layers = \d+ of \d layers"):
+        read(rewritten(path, tmp_path / "changed.gguf", **changed))
+
+
 def test_windowed_layers_bound_no_context(tmp_path: Path) -> None:
     config = read(write(tmp_path / "model.gguf", SHAPES["gemma3"], TYPE.F32))
     assert config.longest == SHAPES["gemma3"].context

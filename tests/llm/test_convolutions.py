@@ -192,7 +192,7 @@ def test_a_conversation_goes_on_around_the_rings_and_back_to_what_they_have_lost
 @pytest.mark.board
 @pytest.mark.parametrize("plan", [DecodePlan, PersistentPlan])
 def test_layers_beside_them_may_all_be_within_a_window(tmp_path: Path, device: str, plan: Any) -> None:
-    """As llama.cpp has it since LFM2.5; a ring of theirs holds less than the context."""
+    """A ring of theirs holds less than the context. (test_reference.py compares the reference with llama.cpp.)"""
     whole = replace(LFM2, dim=256, ffn=256, heads=4, kv_heads=2)
     shape = replace(whole, extra={**LFM2.extra, "lfm2.attention.sliding_window": 40})
     path = write(tmp_path / "model.gguf", shape, TYPE.F16)

@@ -114,6 +114,18 @@ def test_what_a_gemma_says_of_its_layers_is_done_as_llama_cpp_does(
     assert np.abs(Reference(path).logits(tokens) - theirs).max() <= limit * np.abs(theirs).max()
 
 
+def test_an_lfm2_may_attend_within_a_window(tmp_path: Path) -> None:
+    window = {**SHAPES["lfm2"].extra, "lfm2.attention.sliding_window": 5}
+    path = write(tmp_path / "model.gguf", replace(SHAPES["lfm2"], extra=window), TYPE.F32)
+    whole = write(tmp_path / "whole.gguf", SHAPES["lfm2"], TYPE.F32)
+    tokens = np.random.default_rng(1).integers(0, SHAPES["lfm2"].vocab, 30).tolist()
+    with llama_cpp.peer(path) as peer:
+        theirs = peer.logits(tokens)
+    largest = np.abs(theirs).max()
+    assert np.abs(Reference(path).logits(tokens) - theirs).max() <= 1e-4 * largest
+    assert np.abs(Reference(whole).logits(tokens) - theirs).max() > 0.1 * largest
+
+
 def test_a_glm4_that_reads_images_rotates_other_pairs(tmp_path: Path) -> None:
     """GLM-4.1V's text model, whose queries and keys lie otherwise; for text every part of a head has one position."""
     sections = {"glm4.rope.dimension_sections": [4, 6, 6, 0]}

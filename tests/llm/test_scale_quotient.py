@@ -1,4 +1,4 @@
-"""The quotient of two scales in the step in one launch (persistent.cu, `quotient`): rounded as division rounds."""
+"""The quotient of two scales in the step in one launch (staging.cuh, `quotient`): rounded as division rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-// What the consumers of the step in one launch (persistent.cu) do: they multiply, attend, and are a delta net.
+// What the consumers of the step in one launch (persistent.cu) do: they multiply (products.cuh), attend
+// (heads.cuh), and run the heads of delta nets.
 
 #ifdef DELTA_HEADS
 // A head of a delta net: what comes of it in work.sums, by all consumers.

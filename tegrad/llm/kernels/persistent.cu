@@ -4,8 +4,8 @@
 //   CONSUMERS warps multiply segments of weights from the pipeline, and attend;
 //   EPILOGUE warps wait for an instruction's input, stage it in shared memory, and turn what the consumers computed
 //       into what the next stage reads: norms' factors, activations, the residual stream, quantized packets;
-//   one warp fills the pipeline with the weights of all instructions, as far ahead as it has stages; it waits for
-//       nobody.
+//   one warp fills the pipeline with the weights of all instructions, and with keys and values where
+//       ATTENTION_PIPELINE, as far ahead as it has stages; it waits for nobody.
 //
 // A consumer reads its first segment of an instruction into registers before it waits for the input. What a CTA needs
 // of the residual stream stays in its shared memory.
@@ -37,10 +37,11 @@
 // GATED (attention.cuh), DELTA_HEADS and others (delta.cuh, where layers are delta nets),
 // TAPS (of layers that convolve, with rings of TAP_ROWS rows of DIM floats; 0: there are none),
 // LOGIT_CAP (logits become LOGIT_CAP * tanh(logit / LOGIT_CAP)), ANGLE_TABLES (of how many ropes), FIXED (1: the
-// segments of a warp all meet the same activations), NARROW (1: packed rows may be a multiple of 64 only, else they are
-// of 256), SHARED; what may be tuned: CONSUMERS, EPILOGUE, PIPELINE_STAGES (at most), POLLED (sets of 16, of two
-// packets each, that an epilogue thread waits for together), ATTENTION_PIPELINE (1, 2: keys and values come through the
-// pipeline, attention_pipeline.cuh; 0: each lane loads its own) and those of sync.cuh.
+// segments of a warp all meet the same activations), PRODUCT_FORMATS (how many packed formats are multiplied), NARROW
+// (1: packed rows may be a multiple of 64 only, else they are of 256), SHARED; what may be tuned: CONSUMERS, EPILOGUE,
+// PIPELINE_STAGES (at most), POLLED (sets of 16, of two packets each, that an epilogue thread waits for together),
+// ATTENTION_PIPELINE (1, 2: keys and values come through the pipeline, attention_pipeline.cuh; 0: each lane loads its
+// own) and those of sync.cuh.
 #include "formats.cuh"
 #include "sampling.cuh"
 #include "barrier.cuh"

@@ -1,5 +1,5 @@
-// What the producer warp of the step in one launch (persistent.cu) does: it fills the pipeline with what all
-// instructions read.
+// What the producer warp of the step in one launch (persistent.cu) does: it fills the pipeline with weights, and
+// with keys and values where ATTENTION_PIPELINE. A delta net's state it fetches into L2.
 
 #ifdef DELTA_HEADS
 // The state, and what is convolved of earlier tokens, of a head of a delta net.

@@ -137,12 +137,11 @@ __device__ __forceinline__ void multiply(const Word &word, Work &work, Pipeline 
     const Places places(F::PACKED ? columns / 64 : columns / weights, F::PACKED ? 32 : 1, warp, F::PACKED ? lane : 0);
     const int aligned = columns & -columns;
     const int width = F::PACKED ? __ffs(aligned < SEGMENT ? aligned : SEGMENT) - 9 : 3;
-    // Of several formats each has one loop, which loads every segment's part of the input anew: with two, instructions
-    // wait for the cache longer than that takes.
     if constexpr (!F::PACKED)
         multiply_plain<F>(work, pipeline, buffer, now, segments, width, weights, places, warp, lane);
-    else if (FIXED || (KINDS == 1 && places.step == 0))
+    else if (FIXED || (PRODUCT_FORMATS == 1 && places.step == 0))
         multiply_packed<F, true>(work, pipeline, buffer, now, segments, width, places, warp, lane);
+    // Of several formats no other loop than this: two for each are more code than is worth its gain (docs/notebook.md).
     else if constexpr (!FIXED)
         multiply_packed<F, false>(work, pipeline, buffer, now, segments, width, places, warp, lane);
 }

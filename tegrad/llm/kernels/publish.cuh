@@ -1,5 +1,5 @@
 // How the epilogue warps of the step in one launch (persistent.cu) hand rows on, as packets of rounded values or of
-// floats.
+// floats. After staging.cuh, which has the other side.
 
 // Where a lane's packet of a row goes: as floats the first copy of a third of eight rows, else one of eight copies.
 __device__ __forceinline__ unsigned char *packet_of(unsigned char *target, int row, bool floats, int lane) {
