@@ -346,8 +346,9 @@ class Batch(Closing):
                 member.logprobs.append(self._sampling.logprobs(member.slot, number))
             member.tokens.append(token)
             self._fresh.append((member, token))
-            # A step in flight may have made it after the look at the state: nothing follows an end.
-            over += [member] if stopped or (masked and token in self._ends) else []
+            # A step in flight may have made it since the look at the state: nothing follows an end or a last position.
+            last = token in self._ends or len(member.prompt) + len(member.tokens) >= member.limit
+            over += [member] if stopped or (masked and last) else []
         return over
 
     def _feed(self) -> None:

@@ -20,7 +20,7 @@ from tegrad.llm.gguf import Gguf
 from tegrad.llm.packed import PackedModel
 from tegrad.llm.reference import Reference
 from tegrad.llm.sampling import Logprobs, Settings
-from tegrad.llm.state import State
+from tegrad.llm.state import State, States
 from tegrad.nv.replay import DEPENDENCIES, Place
 
 pytestmark = pytest.mark.board
@@ -136,6 +136,24 @@ def test_a_masked_sequence_writes_what_its_masks_allow(batch: Batch) -> None:
     assert {token % 2 for token in even.tokens} == {0}
     decoded(batch, alone := joined(batch, 1, Settings(0.9, top_k=20)))
     assert free.tokens == alone.tokens
+
+
+def test_a_masked_sequence_is_over_at_its_limit_even_if_its_state_was_looked_at_before(
+    batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step in flight may make the last token between the look at the state and that at the token; a mask for one
+    more, which no grammar may have, was asked for then."""
+    read, word = States.read, [17, 300, 0, 31, 32, 299]
+
+    def before(states: States, slot: int) -> State:
+        state = read(states, slot)
+        state.stop = 0
+        return state
+
+    monkeypatch.setattr(States, "read", before)
+    masked = joined(batch, 0, Settings(masked=True))
+    decoded(batch, masked, masks=lambda one: bits(np.arange(SHAPE.vocab) == word[len(one.tokens)]))
+    assert masked.tokens == word
 
 
 def test_a_late_mask_holds_up_its_own_sequence_only(batch: Batch) -> None:
