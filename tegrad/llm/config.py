@@ -668,7 +668,7 @@ def _windowed(get: _Reader, name: str, windows: Windows, rope: Rope, layers: int
 def _rope(get: _Reader, arch: Arch, head_dim: int, context: int) -> Rope:
     name = arch.name
     kind = get.optional(f"{name}.rope.scaling.type", str, "linear")
-    factor = get.number(f"{name}.rope.scaling.factor", 0.0) or get.number(f"{name}.rope.scale_linear", 0.0)
+    factor = get.number(f"{name}.rope.scaling.factor", get.number(f"{name}.rope.scale_linear", 0.0))
     dim = get.size(f"{name}.rope.dimension_count", head_dim)
     # YaRN divides by the base's logarithm.
     base = get.number(get.key(name, *BASE), 10000.0, above=1.0 if kind == "yarn" else 0.0)

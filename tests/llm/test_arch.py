@@ -157,6 +157,15 @@ def test_a_gemma_with_other_layers_or_caps_is_refused(
         read(write(tmp_path / "model.gguf", shape, TYPE.F32))
 
 
+@pytest.mark.parametrize(("factor", "scale"), [({}, 0.25), ({"llama.rope.scaling.factor": 0.0}, 1.0)])
+def test_the_older_name_of_a_ropes_factor_counts_where_the_newer_is_missing(
+    tmp_path: Path, factor: dict[str, float], scale: float
+) -> None:
+    """As in llama.cpp, where 0 is none and no reason to look further."""
+    shape = replace(SMALL, extra={"llama.rope.scale_linear": 4.0, **factor})
+    assert read(write(tmp_path / "model.gguf", shape, TYPE.F32)).rope.scale == scale
+
+
 def test_a_cap_of_0_is_none(tmp_path: Path) -> None:
     caps = {"gemma2.attn_logit_softcapping": 0.0, "gemma2.final_logit_softcapping": 0.0}
     config = read(write(tmp_path / "model.gguf", replace(SMALL, arch="gemma2", extra=caps), TYPE.F32))
