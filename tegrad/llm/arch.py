@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import sqrt
-from typing import Final, Protocol
+from typing import Final, Self
 
 from tegrad.llm.network import (
     ActivationKind,
@@ -55,75 +56,84 @@ class LayerForm:
     """It has no matrix of values: they are what its keys are made of."""
 
 
-class Sizes(Protocol):
-    """What a family reads of a model's sizes: `config.Config` has them all."""
+@dataclass(frozen=True)
+class Sizes:
+    """A model's sizes: what its family's row leaves open. `config.Config` reads them."""
+
+    arch: Arch
+    vocab: int
+    context: int
+    """The context that the model was trained for."""
+    layers: int
+    dim: int
+    ffn: int
+    """The most of any layer."""
+    heads: int
+    kv_heads: int
+    """The most of any layer."""
+    head_dim: int
+    """Elements of a query or key head, in a layer without a window; `at` has the others'."""
+    value_dim: int
+    """Elements of a value head."""
+    eps: float
+    """Of norms, over the square of residual_scale where there is one: the stream is kept divided by that, which its
+    norms cannot tell."""
+    rope: Rope
+    """Of every layer that `forms` has no other for."""
+    forms: tuple[LayerForm, ...] = ()
+    """Of each layer, where they differ."""
+    window: int | None = None
+    """The window of a model whose layers have none of their own (`LayerForm.window`): we run contexts within it, where
+    it changes nothing."""
+    score_cap: float | None = None
+    logit_cap: float | None = None
+    attention_scale: float | None = None
+    """Scores are scaled by it; None: as the family does."""
+    embedding_scale: float = 1.0
+    """Over residual_scale."""
+    logit_scale: float = 1.0
+    """Logits are multiplied by it."""
+    temperature: Temperature | None = None
+    """Of every layer."""
+    taps: int = 0
+    """Positions that a layer which convolves reads."""
+    delta_heads: int = 0
+    """Of a gated delta net: heads of values,"""
+    delta_keys: int = 0
+    """of queries and keys,"""
+    state: int = 0
+    """and elements of each."""
+    layer_input: int = 0
+    """Elements of a layer's own input beside the stream, as Gemma 4 has it."""
+    ahead: int = 0
+    """Blocks of the file behind its layers, whose tensors are left alone."""
+    suppressed: tuple[int, ...] = ()
+    """Tokens that are never drawn, such as those that stand for pictures."""
+
+    def at(self, layer: int | None) -> Self:
+        """The sizes of a layer, or, with None, the model's."""
+        return self if layer is None else self._at.get(layer, self)
 
     @property
-    def layers(self) -> int:
-        """How many there are."""
+    def layers_differ(self) -> bool:
+        """Whether a layer has sizes of its own."""
+        return bool(self._at)
 
-    @property
-    def dim(self) -> int:
-        """Elements of the stream."""
-
-    @property
-    def heads(self) -> int:
-        """Of queries."""
-
-    @property
-    def head_dim(self) -> int:
-        """Elements of a query or key head."""
+    @cached_property
+    def _at(self) -> Mapping[int, Self]:
+        """Of layers whose sizes differ from the model's."""
+        names = ("head_dim", "kv_heads", "ffn")
+        own = {at: {name: getattr(form, name) for name in names} for at, form in enumerate(self.forms)}
+        found = {at: {name: size for name, size in sizes.items() if size is not None} for at, sizes in own.items()}
+        return {
+            at: replace(self, **sizes, value_dim=sizes.get("head_dim", self.value_dim)) for at, sizes in found.items()
+            if sizes
+        }  # fmt: skip
 
     @property
     def layer_forms(self) -> tuple[LayerForm, ...]:
         """Each layer's form."""
-
-    @property
-    def layer_input(self) -> int:
-        """Elements of a layer's own input; 0: it has none."""
-
-    @property
-    def embedding_scale(self) -> float:
-        """What the embedding is multiplied by, where the family does not say."""
-
-    @property
-    def attention_scale(self) -> float | None:
-        """What scores are multiplied by; None: as the family does."""
-
-    @property
-    def score_cap(self) -> float | None:
-        """The cap of scores, where there is one,"""
-
-    @property
-    def logit_cap(self) -> float | None:
-        """and that of logits."""
-
-    @property
-    def logit_scale(self) -> float:
-        """What logits are multiplied by."""
-
-    @property
-    def temperature(self) -> Temperature | None:
-        """Of every layer."""
-
-    @property
-    def taps(self) -> int:
-        """Positions that a layer which convolves reads."""
-
-    @property
-    def delta_heads(self) -> int:
-        """Of a gated delta net: heads of values,"""
-
-    @property
-    def delta_keys(self) -> int:
-        """of queries and keys,"""
-
-    @property
-    def state(self) -> int:
-        """and elements of each."""
-
-    def at(self, layer: int | None) -> Sizes:
-        """The sizes of a layer, or, with None, the model's."""
+        return self.forms or (LayerForm(self.rope),) * self.layers
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tegrad.llm.arch import LOCAL_SIZES, Arch, DeltaNet, LayerForm, Windows
+from tegrad.llm.arch import LOCAL_SIZES, Arch, DeltaNet, LayerForm, Sizes, Windows
 from tegrad.llm.errors import ContextError, GgufError, ModelError, UnsupportedModelError
 from tegrad.llm.families import ARCHES, FUSED, LLAMA, LOG_MULTIPLIER, LONG_ROPE, SCALES, SECTIONS, TEMPERATURE
 from tegrad.llm.formats import F32, LANE_WEIGHTS
@@ -92,58 +92,9 @@ class Metadata(Protocol):
 
 
 @dataclass(frozen=True)
-class Config:
-    """A model's sizes: what its family's row leaves open."""
+class Config(Sizes):
+    """A model's sizes as its file has them, and what follows from them."""
 
-    arch: Arch
-    vocab: int
-    context: int
-    """The context that the model was trained for."""
-    layers: int
-    dim: int
-    ffn: int
-    """The most of any layer."""
-    heads: int
-    kv_heads: int
-    """The most of any layer."""
-    head_dim: int
-    """Elements of a query or key head, in a layer without a window; `at` has the others'."""
-    value_dim: int
-    """Elements of a value head."""
-    eps: float
-    """Of norms, over the square of residual_scale where there is one: the stream is kept divided by that, which its
-    norms cannot tell."""
-    rope: Rope
-    """Of every layer that `forms` has no other for."""
-    forms: tuple[LayerForm, ...] = ()
-    """Of each layer, where they differ."""
-    window: int | None = None
-    """The window of a model whose layers have none of their own (`LayerForm.window`): we run contexts within it, where
-    it changes nothing."""
-    score_cap: float | None = None
-    logit_cap: float | None = None
-    attention_scale: float | None = None
-    """Scores are scaled by it; None: as the family does."""
-    embedding_scale: float = 1.0
-    """Over residual_scale."""
-    logit_scale: float = 1.0
-    """Logits are multiplied by it."""
-    temperature: Temperature | None = None
-    """Of every layer."""
-    taps: int = 0
-    """Positions that a layer which convolves reads."""
-    delta_heads: int = 0
-    """Of a gated delta net: heads of values,"""
-    delta_keys: int = 0
-    """of queries and keys,"""
-    state: int = 0
-    """and elements of each."""
-    layer_input: int = 0
-    """Elements of a layer's own input beside the stream, as Gemma 4 has it."""
-    ahead: int = 0
-    """Blocks of the file behind its layers, whose tensors are left alone."""
-    suppressed: tuple[int, ...] = ()
-    """Tokens that are never drawn, such as those that stand for pictures."""
     own: Config | None = None
     """The file's sizes, where these are `filled` up."""
 
@@ -189,26 +140,6 @@ class Config:
             embedding_scale=net.embed.scale,
             own=self,
         )
-
-    def at(self, layer: int | None) -> Config:
-        """The sizes of a layer, or, with None, the model's."""
-        return self if layer is None else self._at.get(layer, self)
-
-    @property
-    def layers_differ(self) -> bool:
-        """Whether a layer has sizes of its own."""
-        return bool(self._at)
-
-    @cached_property
-    def _at(self) -> Mapping[int, Config]:
-        """Of layers whose sizes differ from the model's."""
-        names = ("head_dim", "kv_heads", "ffn")
-        own = {at: {name: getattr(form, name) for name in names} for at, form in enumerate(self.forms)}
-        found = {at: {name: size for name, size in sizes.items() if size is not None} for at, sizes in own.items()}
-        return {
-            at: replace(self, **sizes, value_dim=sizes.get("head_dim", self.value_dim)) for at, sizes in found.items()
-            if sizes
-        }  # fmt: skip
 
     @cached_property
     def network(self) -> Network:
@@ -294,11 +225,6 @@ class Config:
     def convolved(self, op: Convolving) -> int:
         """Elements that a convolution keeps of a position."""
         return op.channels if isinstance(op, Delta) else self.dim
-
-    @property
-    def layer_forms(self) -> tuple[LayerForm, ...]:
-        """Each layer's form."""
-        return self.forms or (LayerForm(self.rope),) * self.layers
 
     @property
     def projected(self) -> int:

@@ -12,11 +12,18 @@ import numpy as np
 from cyllama.llama import llama_cpp as lib
 
 from tegrad.bench.peers import F16, F32, Q8_0, CpuLlama
+from tegrad.llm import numerics
 
-__all__ = ["F16", "F32", "Q8_0", "Chooser", "Peer", "peer"]
+__all__ = ["F16", "F32", "Q8_0", "Chooser", "Peer", "peer", "table_gelu"]
 
 Chooser: TypeAlias = Callable[[np.ndarray, list[int]], int | None]
 """The next token, by its logits and the tokens so far; None ends an answer."""
+
+
+def table_gelu(x: np.ndarray) -> np.ndarray:
+    """As ggml's CPU code computes it: looked up in a table of halves by a half."""
+    half = numerics._gelu(x.astype(np.float16).astype(np.float32)).astype(np.float16).astype(np.float32)
+    return np.where(np.abs(x) < 10, half, np.maximum(x, 0))
 
 
 class Peer(CpuLlama):

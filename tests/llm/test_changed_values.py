@@ -42,12 +42,10 @@ ADDED: Final[Mapping[str, tuple[Any, ...]]] = {
 }  # fmt: skip
 """Values that a family may not know, by the end of their names."""
 OURS_ALONE: Final = {
-    "yarn_beta_slow": "llama.cpp reads it in few families",
-    "freq_base_swa": "llama.cpp reads it in OLMo and EXAONE, and turns by the other",
-    "dimension_sections": "others than those of a published model rotate parts by no position",
-    "nextn_predict_layers": "the package is older than llama.cpp's rule",
-    "original_context_length": "llama.cpp rounds a context up to 256",
-    "layer_norm_rms_epsilon": "llama.cpp has its own in qwen2vl",
+    "rope.dimension_sections": "others than those of a published model rotate parts by no position",
+    "phi3.rope.scaling.original_context_length": "llama.cpp rounds a context up to 256",
+    "minicpm.rope.scaling.original_context_length": "as above",
+    "qwen2vl.attention.layer_norm_rms_epsilon": "llama.cpp has its own",
     "olmo2.attention.sliding_window_pattern": "the package is older than its reading a list",
     "exaone4.attention.sliding_window_pattern": "as above",
     "cohere2.attention.sliding_window_pattern": "as above",
@@ -59,12 +57,6 @@ TOKENS: Final = 40
 LIMIT: Final = 2e-2
 """Of the largest logit: a cap of 1 is most of it, which enlarges what halves round."""
 WAIT_S: Final = 60
-
-
-def table_gelu(x: np.ndarray) -> np.ndarray:
-    """As ggml's CPU code computes it: looked up in a table of halves by a half."""
-    half = numerics._gelu(x.astype(np.float16).astype(np.float32)).astype(np.float16).astype(np.float32)
-    return np.where(np.abs(x) < 10, half, np.maximum(x, 0))
 
 
 def others(value: object) -> Iterator[object]:
@@ -119,7 +111,7 @@ def alone(made: Callable[[], np.ndarray]) -> np.ndarray | str | None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_what_both_run_has_the_same_logits(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     llama_cpp = pytest.importorskip("llama_cpp", reason="cyllama is not installed")
-    monkeypatch.setitem(numerics.ACTIVATIONS, "gelu", table_gelu)
+    monkeypatch.setitem(numerics.ACTIVATIONS, "gelu", llama_cpp.table_gelu)
     shape = SHAPES[name]
     path, changed = write(tmp_path / "model.gguf", shape, TYPE.F32), tmp_path / "changed.gguf"
     tokens = np.random.default_rng(1).integers(0, shape.vocab, TOKENS).tolist()

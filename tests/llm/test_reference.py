@@ -24,15 +24,9 @@ MARGIN = 0.1
 """Standard deviations of the logits: llama.cpp rounds activations to 8 bits before each packed matrix, we do not."""
 
 
-def table_gelu(x: np.ndarray) -> np.ndarray:
-    """As ggml's CPU code computes it: looked up in a table of halves by a half."""
-    half = numerics._gelu(x.astype(np.float16).astype(np.float32)).astype(np.float16).astype(np.float32)
-    return np.where(np.abs(x) < 10, half, np.maximum(x, 0))
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_float32_logits_are_llama_cpps(tmp_path: Path, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(numerics.ACTIVATIONS, "gelu", table_gelu)
+    monkeypatch.setitem(numerics.ACTIVATIONS, "gelu", llama_cpp.table_gelu)
     path = write(tmp_path / "model.gguf", SHAPES[shape], TYPE.F32)
     tokens = np.random.default_rng(1).integers(0, SHAPES[shape].vocab, 60).tolist()
     with llama_cpp.peer(path) as peer:
@@ -103,7 +97,7 @@ GEMMAS = {
 def test_what_a_gemma_says_of_its_layers_is_done_as_llama_cpp_does(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(numerics.ACTIVATIONS, "gelu", table_gelu)
+    monkeypatch.setitem(numerics.ACTIVATIONS, "gelu", llama_cpp.table_gelu)
     shape = replace(GEMMAS[name], eps=LARGE_EPS, tied=True)
     path = write(tmp_path / "model.gguf", shape, TYPE.F32)
     tokens = np.random.default_rng(1).integers(0, shape.vocab, 30).tolist()
@@ -192,7 +186,7 @@ STORED: dict[str, tuple[str, tuple[Callable[[dict[str, np.ndarray]], None], ...]
 def test_queries_keys_and_values_are_found_however_they_are_stored(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(numerics.ACTIVATIONS, "gelu", table_gelu)
+    monkeypatch.setitem(numerics.ACTIVATIONS, "gelu", llama_cpp.table_gelu)
     (family, changes), made = STORED[name], tiny_llama.weights
 
     def stored(shape: Shape, seed: int) -> dict[str, np.ndarray]:
