@@ -123,6 +123,11 @@ class Order:
     asked: Reason | None = None
     """Why it is to end."""
 
+    @property
+    def over(self) -> Reason | None:
+        """Why it is to end now: somebody asked for that, or it is late."""
+        return self.asked or ("timeout" if time.monotonic() >= self.deadline else None)
+
     def cancel(self, reason: Reason = "cancelled") -> None:
         """End it soon, from any thread."""
         self.asked = self.asked or reason
@@ -279,12 +284,15 @@ class Service:
         """One step, with what readers want before it."""
         if self._batch is None:
             self._batch = self._reopened()
-        now = time.monotonic()
         for order in (*self._running.values(), *self._waiting):
-            if reason := order.asked or ("timeout" if now > order.deadline else None):
+            if reason := order.over:
                 self._end(order, reason)
         while self._waiting and not self._full:
-            self._join(self._batch, self._waiting[0])
+            first = self._waiting[0]
+            if reason := first.over:  # it came since
+                self._end(first, reason)
+            else:
+                self._join(self._batch, first)
         if self._running:
             self._step(self._batch)
 

@@ -108,7 +108,7 @@ class Generator:
 
     def _begin(self, ask: Ask, sink: _Sink, end: float) -> None:
         """Unless nobody waits for the answer any more by the time that its grammar's turn comes."""
-        reason: Reason | None = sink.left or ("timeout" if time.monotonic() > end else None)
+        reason: Reason | None = sink.left or ("timeout" if time.monotonic() >= end else None)
         if reason and ask.grammar is not None:
             del self.sinks[ask.number]
             return self._channel.send(Came(ended=[(ask.number, reason, None)]))

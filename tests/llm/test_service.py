@@ -19,6 +19,7 @@ import tiny_llama
 from sampling_rig import bits
 from tiny_llama import TYPE, Shape
 
+from tegrad.llm.answer import Reason
 from tegrad.llm.batch import Batch
 from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.packed import PackedModel
@@ -223,6 +224,23 @@ def test_a_deadline_ends_what_waits_and_what_runs(service: Service) -> None:
     assert len(whole(running)[1]) in (1, 2)
     assert whole(waiting) == ("", [], [])
     assert [running.finish_reason, waiting.finish_reason] == ["timeout", "timeout"]
+
+
+def test_what_comes_too_late_while_another_ends_is_not_begun(service: Service) -> None:
+    """It is asked for after the service looked for what is late, and before it lets what waits begin."""
+    late: list[Answer] = []
+    first = service.submit(prompt(0), 90)
+    end = first.end
+
+    def ask_again(reason: Reason, error: Exception | None = None) -> None:
+        late.append(service.submit(prompt(1), deadline=0.0))
+        end(reason, error)
+
+    first.end = ask_again  # type: ignore[method-assign]
+    first.cancel()
+    whole(first)
+    assert whole(late[0]) == ("", [], [])
+    assert late[0].finish_reason == "timeout"
 
 
 def test_a_reader_that_stalls_holds_up_nobody(service: Service) -> None:

@@ -150,9 +150,9 @@ def test_who_leaves_and_what_stops_gives_its_slot_back(remote: Remote, run: Any)
         reader.cancel()
         late = remote.submit(prompt(1), deadline=0.0)
         assert await whole(late) == ("", [], [])
-        remote.deadline = 0.0  # of all requests
-        assert await whole(remote.submit(prompt(1), deadline=9.0)) == ("", [], [])
-        remote.deadline = None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(remote, "deadline", 0.0)  # of all requests
+            assert await whole(remote.submit(prompt(1), deadline=9.0)) == ("", [], [])
         while not await quiet(remote):
             await asyncio.sleep(0.001)
         after = (await remote.counts()).ended
