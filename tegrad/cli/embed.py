@@ -28,7 +28,7 @@ def embed(
     pooling: Annotated[
         Pooling | None,
         typer.Option(
-            help="Make a vector of the last token's state, or of the mean of all; the file decides if left out."
+            help="Make a vector of the last or first token's state, or of all tokens' mean; else the file decides."
         ),
     ] = None,
     context: Annotated[
@@ -37,7 +37,7 @@ def embed(
     ] = None,
     gpu: options.Gpu = None,
 ) -> None:
-    """Print the vector of each text as a line of JSON, for models such as Qwen3-Embedding.
+    """Print the vector of each text as a line of JSON, for models such as Qwen3-Embedding and EmbeddingGemma.
 
     A vector has length 1. Runs on the GPU, or where there is none on an emulated Orin.
 
@@ -48,15 +48,14 @@ def embed(
     choose_device()
     from tegrad.llm.config import Config
     from tegrad.llm.device import open_device
-    from tegrad.llm.embeddings import embed as vector
-    from tegrad.llm.embeddings import pooling as told
-    from tegrad.llm.embeddings import text_tokens
+    from tegrad.llm.embeddings import Vectors, text_tokens
     from tegrad.llm.footprint import positions
     from tegrad.llm.gguf import Gguf
     from tegrad.llm.tokenizer import Tokenizer
 
     with Gguf.open(model) as file:
-        config, kind = Config.read(file), pooling or told(file)
+        config = Config.read(file)
+        vectors = Vectors.of(file, config, pooling)
         config.check_tokens(file)
         tokenizer = Tokenizer(file)
         # As bytes: text has more ends of lines than a line of stdin, such as form feeds and U+2028.
@@ -66,4 +65,4 @@ def embed(
         open_device()
         session, _ = speaker(file, held, progress=progress(model))
     for each in tokens:
-        typer.echo(json.dumps([float(f"{value:.7g}") for value in vector(session, each, kind)]))
+        typer.echo(json.dumps([float(f"{value:.7g}") for value in vectors.made(session, each)]))

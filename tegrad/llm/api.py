@@ -525,7 +525,7 @@ class LLM(Closing):
                 f"{self._file.path} was not made for vectors of texts ({key} is missing): choose an embedding model, "
                 "such as Qwen3-Embedding"
             )
-        kind, user = embeddings.pooling(self._file), User()
+        vectors, user = embeddings.Vectors.of(self._file, self._config), User()
         many = [embeddings.text_tokens(self._file, self._tokenizer, text) for text in _texts("texts", texts)]
         for tokens in many:
             self._check_length(len(tokens))
@@ -533,7 +533,7 @@ class LLM(Closing):
         try:
             for at, tokens in enumerate(many):
                 with self._turns.work(user):
-                    made[at] = embeddings.embed(self._session, tokens, kind)
+                    made[at] = vectors.made(self._session, tokens)
         finally:
             self._turns.leave(user, "it is done")
         return made

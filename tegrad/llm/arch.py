@@ -109,6 +109,8 @@ class Sizes:
     """Blocks of the file behind its layers, whose tensors are left alone."""
     suppressed: tuple[int, ...] = ()
     """Tokens that are never drawn, such as those that stand for pictures."""
+    causal: bool = True
+    """`network.Attend.causal`, of every layer."""
 
     def at(self, layer: int | None) -> Self:
         """The sizes of a layer, or, with None, the model's."""
@@ -270,6 +272,11 @@ class Arch:
     """The same for logits; 0: they are capped only where the file says so."""
     logits_multiplied: bool = False
     """A file's scale of logits multiplies them instead of dividing them."""
+    causal: bool = True
+    """Tokens attend to none after them, unless a file says so. In other families a file's window is centred on a
+    token."""
+    dense: tuple[str, ...] = ()
+    """Matrices that a file may have, by which the vector of a text is multiplied, in order."""
 
     @property
     def sized(self) -> bool:
@@ -312,13 +319,14 @@ class Arch:
             self.query_norm,
             self.key_norm if form.source is None else None,
             self.norms_turned,
-            form.window,
+            form.window if config.causal or form.window is None else form.window // 2 + 1,
             config.score_cap,
             config.temperature,
             self.gated,
             form.source,
             form.values_are_keys,
             self.unit_values and form.source is None,
+            config.causal,
         )
         if form.instead and (own := self.instead) is not None:
             qkv, mixer, attn_output = own.project, own.mixer(config), own.output

@@ -50,12 +50,13 @@ class Scoring:
     cap: float | None = None
     window: int | None = None
     temperature: Temperature | None = None
+    causal: bool = True
 
     @classmethod
     def of(cls, config: Config, op: Attend, positions: int) -> Self:
         """A layer's, where there are so many positions."""
         usual = op.scale == 1 / sqrt(config.head_dim)
-        return cls(None if usual else op.scale, op.cap, op.window_within(positions), op.temperature)
+        return cls(None if usual else op.scale, op.cap, op.window_within(positions), op.temperature, op.causal)
 
     @property
     def defines(self) -> dict[str, Any]:
@@ -64,7 +65,8 @@ class Scoring:
         floats = {name: number(value) for name, value in made.items() if value is not None}
         if (by := self.temperature) is not None:
             floats |= {"TEMPERATURE": number(by.scale), "TEMPERATURE_PERIOD": str(by.period)}
-        return floats if self.window is None else {**floats, "WINDOW": self.window}
+        made = {} if self.causal else {"BOTH_WAYS": 1}
+        return floats | made | ({} if self.window is None else {"WINDOW": self.window})
 
 
 PLAIN: Final = Scoring()
@@ -129,6 +131,8 @@ class Attention:
     def __post_init__(self) -> None:
         if self.rope not in ROPES or self.cache not in CACHES:
             raise UnsupportedModelError(f"no attention kernel for rope {self.rope!r} with a cache of {self.cache!r}")
+        if not self.scoring.causal:
+            raise UnsupportedModelError("no attention kernel of decode steps looks ahead")
         if self.heads % self.kv_heads or self.head_dim % 16 or self.head_dim > MOST_HEAD_DIM:
             raise UnsupportedModelError(
                 f"no attention kernel for {self.heads} heads on {self.kv_heads} key heads of {self.head_dim}: "

@@ -29,6 +29,8 @@ MOST_LAYERS: Final = 1 << 12
 """That a file may have, before its tensors are counted: some thirty times the deepest published models'."""
 MOST_TAPS: Final = 16
 """Positions of a kernel, which a thread holds; published models have 3."""
+MOST_AT_ONCE: Final = 2048
+"""Tokens of a text that attend in both directions, which have to be there at once: EmbeddingGemma's context."""
 LARGEST_SIZE: Final = (1 << 31) - 1
 """Of any size in a file: kernels count in 32 bits."""
 MOST_RESIDUAL_SCALE: Final = 1e4
@@ -149,7 +151,14 @@ class Config(Sizes):
     @property
     def longest(self) -> int:
         """The longest context that we run."""
-        return min(self.context, self.window or self.context)
+        return min(self.context, self.window or self.context, self.context if self.causal else MOST_AT_ONCE)
+
+    def check_answers(self) -> None:
+        """UnsupportedModelError for a model that has nothing to say."""
+        if not self.causal:
+            raise UnsupportedModelError(
+                "the model attends in both directions: it makes vectors of texts (tegrad embed), and answers nothing"
+            )
 
     def positions(self, asked: int | None = None, prompt: int = 0, room: int = DEFAULT_CONTEXT) -> int:
         """Positions of a session's cache: `asked`, or a bounded default for which there is `room`; raises ContextError
@@ -277,6 +286,11 @@ class Config(Sizes):
         if not 0 <= ahead < blocks:
             raise file.corrupt(f"{name}.{NEXT} = {ahead} of {blocks} blocks")
         layers = blocks - ahead
+        causal = get.flag(f"{name}.attention.causal", default=True) and arch.causal
+        if not causal and arch.causal and (arch.windows is not None or arch.instead is not None):
+            raise UnsupportedModelError(
+                f"{file.path} attends in both directions, which we run with layers of one kind: choose another model"
+            )
         rope = UNTURNED if arch.rope == "none" else _rope(get, arch, head_dim, context)
         caps = {key: get.number(f"{name}.{key}", cap) for key, cap in arch.caps.items()}
         usual = {key: None if key in arch.needs else 0.0 for key in SCALES if key in arch.values}
@@ -313,6 +327,7 @@ class Config(Sizes):
             layer_input=_layer_input(get, arch),
             ahead=ahead,
             suppressed=_suppressed(get, shape(arch.embedding)[0]),
+            causal=causal,
         )
         config = replace(config, forms=_sized(get, config)) if arch.sized else config
         for at, form in enumerate(config.layer_forms):
@@ -330,7 +345,7 @@ class Config(Sizes):
     def _check_all(self, file: Gguf) -> None:
         """Every tensor of the family and no other but those of blocks `ahead` and of keys and values that a layer takes
         from another, so that nothing is missing after half of the model is loaded."""
-        known = set(self.arch.rope_divisors)
+        known = {*self.arch.rope_divisors, *self.arch.dense}
         known |= {stored_name(spec, layer) for spec, layer in self.specs()}
         known |= {tensor_name(spec, layer, "bias") for spec, layer in self.specs() if spec.bias != "none"}
         left = tuple(f"blk.{at}." for at in range(self.layers, self.layers + self.ahead))
@@ -424,8 +439,6 @@ def _refuse(get: _Reader, arch: Arch) -> None:
     for key, what in _REFUSED.items():
         if get.file.metadata.get(f"{name}.{key}", 0) and key not in arch.caps and key not in arch.values:
             raise UnsupportedModelError(f"{get.file.path} {what} ({name}.{key}), which we do not run: choose another")
-    if get.file.metadata.get(f"{name}.attention.causal", True) is False:
-        raise UnsupportedModelError(f"{get.file.path} attends in both directions, which we do not run: choose another")
     if arch.turned_by is not None and get.file.metadata.get(f"{name}.{arch.turned_by}", True) is False:
         raise UnsupportedModelError(f"{get.file.path} rotates no heads, which we do not run: choose another")
 

@@ -106,7 +106,8 @@ class Engine(Closing):
             self._undo.callback(self.model.close)
             self.config, self.device = self.model.config, self.model.device
             self.context = self.config.positions(context)
-            self._chunks = chunks or chunk_sizes(self.device.arch, self.context)
+            causal = self.config.causal
+            self._chunks = chunks or chunk_sizes(self.device.arch, self.context, whole=not causal)
             self._cache = KvCache(self.device, self.config, self.context, q8=q8, ahead=max(self._chunks))
             self._undo.callback(self._cache.close)
             self._states = States(self.device)
@@ -114,8 +115,9 @@ class Engine(Closing):
             self._sampling = Sampling(self.device, self.config.vocab)
             self._undo.callback(self._sampling.close)
             self._near = plan is None and reach is not None and reach <= NEAR_POSITIONS < self.context
-            self.plan = (plan or self._quickest)(self.model, self._states, self._cache)
-            self._undo.callback(lambda: self.plan.close())
+            if causal:  # others have no steps
+                self.plan = (plan or self._quickest)(self.model, self._states, self._cache)
+                self._undo.callback(lambda: self.plan.close())
         except BaseException as error:
             self.close()
             if isinstance(error, MemoryError):
@@ -194,7 +196,7 @@ class Engine(Closing):
         If those refuse the model, or do not hold its values, it takes a step for each. ContextError, ModelError,
         MemoryError.
         """
-        self._check(tokens)
+        self._check_answers(tokens)
         self._turn += 1
         fed, _ = self._resumed(tokens)
         again = self.tokens if len(fed) > len(tokens) else []
@@ -324,7 +326,7 @@ class Engine(Closing):
         steps_per_submission: int | None = None,
     ) -> Any:
         """New tokens after a prompt, as a generator; what can be wrong with it is said at once."""
-        self._check(prompt)
+        self._check_answers(prompt)
         settings.check(self.config.vocab)
         self._turn += 1
         if self._near and (limit is None or len(self.tokens) + len(prompt) + limit > NEAR_POSITIONS):
@@ -446,6 +448,10 @@ class Engine(Closing):
         self._check_open()
         if turn != self._turn:
             raise LoopError("this conversation was used otherwise meanwhile: this stream is over")
+
+    def _check_answers(self, tokens: Sequence[int]) -> None:
+        self.config.check_answers()
+        self._check(tokens)
 
     def _check(self, tokens: Sequence[int]) -> None:
         self._check_open()

@@ -47,6 +47,9 @@ LLAMA: Final = Arch(
 )
 """Llama 1 to 3 and what is converted to their form: Mistral 7B to Mistral Small 3, SmolLM and others."""
 
+LLAMA_EMBED: Final = replace(LLAMA, name="llama-embed")
+"""Llama-Embed-Nemotron, whose files say that tokens attend to those after them."""
+
 QWEN2: Final = replace(
     LLAMA,
     name="qwen2",
@@ -120,6 +123,12 @@ GEMMA4: Final = replace(
 )
 """Gemma 4's text models without experts. Layers within a window have smaller heads, and may have other numbers of them;
 the last ones of the small models take keys and values of earlier ones."""
+
+GEMMA_EMBEDDING: Final = replace(
+    GEMMA3, name="gemma-embedding", dim_scaled=None, logit_cap=None, causal=False,
+    dense=("dense_2.weight", "dense_3.weight"),
+)  # fmt: skip
+"""EmbeddingGemma."""
 
 OLMO2: Final = replace(
     QWEN2,
@@ -340,9 +349,23 @@ COHERE2: Final = replace(COMMAND_R, name="cohere2", needs=SCALES[3:], windows=Wi
 ARCHES: Final[Mapping[str, Arch]] = {
     arch.name: arch
     for arch in (
-        *(LLAMA, MISTRAL3, MINICPM, GRANITE, SMOLLM3, INTERNLM2, ERNIE4_5, ARCEE),
+        *(LLAMA, LLAMA_EMBED, MISTRAL3, MINICPM, GRANITE, SMOLLM3, INTERNLM2, ERNIE4_5, ARCEE),
         *(QWEN2, QWEN3, QWEN3_5, LFM2, QWEN2_VL, QWEN3_VL, HUNYUAN, SEED_OSS, EXAONE, EXAONE4, PHI3, GLM4, CHATGLM),
-        *(MAINCODER, PANGU, OLMO2, GEMMA, GEMMA2, GEMMA3, GEMMA4, GPT2, STARCODER2, NEMOTRON, JAIS2, STABLELM),
+        *(
+            MAINCODER,
+            PANGU,
+            OLMO2,
+            GEMMA,
+            GEMMA2,
+            GEMMA3,
+            GEMMA4,
+            GEMMA_EMBEDDING,
+            GPT2,
+            STARCODER2,
+            NEMOTRON,
+            JAIS2,
+            STABLELM,
+        ),
         *(GPTNEOX, PHI2, COMMAND_R, COHERE2),
     )
 }

@@ -284,10 +284,12 @@ class Model:
         query = query.reshape(count, c.kv_heads, c.group, 1, c.head_dim).permute(1, 2, 0, 3, 4)
         scores = _capped((query * keys).sum(axis=-1) * op.scale, op.cap)
         own, positions = Tensor.arange(count).reshape(1, 1, count, 1) + start, positions.reshape(1, 1, 1, rows)
-        if count != 1:
+        if count != 1 and op.causal:
             scores = (positions <= own).where(scores, float("-inf"))
         if op.window is not None:
-            scores = ((positions > own - op.window) & (positions >= 0)).where(scores, float("-inf"))
+            seen = (positions > own - op.window) & (positions >= 0)
+            seen = seen if op.causal else seen & (positions < own + op.window)
+            scores = seen.where(scores, float("-inf"))
         scores = scores.contiguous()
         # The sum of the weights runs over the same positions as the weighted sum, in the same kernel.
         weights = (scores - scores.max(axis=-1, keepdim=True)).exp().unsqueeze(-1)

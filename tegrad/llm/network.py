@@ -154,7 +154,8 @@ class Attend:
     norms_turned: bool = False
     """The norms, of heads, are after the rotation instead of before it."""
     window: int | None = None
-    """Positions that are attended to at most, the token's own included; None: all of them."""
+    """Positions that are attended to at most, the token's own included; None: all of them. Of those after it, where
+    they are attended to, as many."""
     cap: float | None = None
     """Scores become cap * tanh(score / cap)."""
     temperature: Temperature | None = None
@@ -168,6 +169,8 @@ class Attend:
     """What `Project` makes of keys, before it is normalized, is values, too."""
     unit_values: bool = False
     """Each head's value is divided by its root mean square."""
+    causal: bool = True
+    """Positions after the token's own are not attended to; else all of a text must be there at once."""
 
     @property
     def made(self) -> int:
@@ -421,6 +424,11 @@ class Network:
     def attends(self) -> tuple[Attend, ...]:
         """Those that are attention, which is each layer's in most models."""
         return tuple(op for op in self.mixers if isinstance(op, Attend))
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token attends to one after it."""
+        return all(op.causal for op in self.attends)
 
     @property
     def convolves(self) -> bool:

@@ -32,9 +32,10 @@ def capped(x: NDArray[Float], cap: float | None) -> NDArray[Float]:
     return y
 
 
-def attended(before: int, count: int, window: int | None) -> NDArray[np.bool_]:
+def attended(before: int, count: int, window: int | None, *, causal: bool = True) -> NDArray[np.bool_]:
     """Which positions of `before` and then `count` tokens each of the latter attends to (count, before + count)."""
-    seen = np.tri(count, before + count, before, dtype=bool)
+    ahead = 0 if causal else before + count if window is None else window - 1
+    seen = np.tri(count, before + count, before + ahead, dtype=bool)
     return seen if window is None else seen & ~np.tri(count, before + count, before - window, dtype=bool)
 
 

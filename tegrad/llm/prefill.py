@@ -54,17 +54,22 @@ def chunk_bytes(start: int = 0, count: int = 0, slot: int = 0, at: int = 0) -> b
     return _CHUNK.pack(start, count, slot, at, 0, 0, 0, 0)
 
 
-def chunk_sizes(arch: str, positions: int) -> tuple[int, ...]:
-    """Tokens of a chunk on a chip: those that may have fewer, and of the others those that so many positions fill."""
+def chunk_sizes(arch: str, positions: int, *, whole: bool = False) -> tuple[int, ...]:
+    """Tokens of a chunk on a chip: those that may have fewer, and of the others those that so many positions fill.
+
+    Where a text is to be one `whole` chunk, any may have fewer.
+    """
     most = max(positions, MOST_PADDED)
+    if whole:
+        return *CHUNKS, *(MOST_PADDED << at for at in range(1, 1 + (-(-most // MOST_PADDED) - 1).bit_length()))
     return tuple(sorted({*CHUNKS, *(size for size in kernels_of(arch).chunks if size <= most)}))
 
 
-def split(tokens: int, sizes: Sequence[int] = CHUNKS) -> Iterator[int]:
+def split(tokens: int, sizes: Sequence[int] = CHUNKS, *, whole: bool = False) -> Iterator[int]:
     """The sizes of the chunks of a prompt, the last perhaps larger than what is left."""
     while tokens > 0:
         size = next((size for size in sizes if size >= tokens), sizes[-1])
-        if size > (most := max(tokens, MOST_PADDED)):
+        if size > (most := max(tokens, MOST_PADDED)) and not whole:
             size = max(size for size in sizes if size <= most)
         yield size
         tokens -= size
@@ -166,7 +171,7 @@ class Prefill(Closing):
         """
         self._check(tokens)
         dim = self.config.dim
-        self._compile(split(len(tokens), self._sizes), whole=True)
+        self._compile(self._cut(len(tokens), self._sizes), whole=True)
         out = np.empty((len(tokens), dim), np.float32)
         for at, count in self._chunks(tokens, 0, 0, self._sizes, whole=True):
             out[at : at + count] = floats(self.device, self.rows.x, count * dim).reshape(count, dim)
@@ -205,7 +210,7 @@ class Prefill(Closing):
         whole: bool = False,
     ) -> Iterator[tuple[int, int]]:  # fmt: skip
         """Submit tokens in chunks; after each where its tokens begin among them, and how many these are."""
-        cut = list(split(len(tokens), sizes))
+        cut = self._cut(len(tokens), sizes)
         at = 0
         for size, recording in zip(cut, [self._recording(size, scores, whole=whole) for size in cut], strict=True):
             part = tokens[at : at + size]
@@ -216,6 +221,13 @@ class Prefill(Closing):
             self._last = recording, recording.run()
             yield at, len(part)
             at += size
+
+    def _cut(self, tokens: int, sizes: Sequence[int]) -> list[int]:
+        """The sizes of the chunks of so many tokens: one chunk, where tokens attend to later ones. ContextError."""
+        whole = not self.config.causal
+        if whole and tokens > sizes[-1]:
+            raise ContextError(f"{tokens} tokens are more than the {sizes[-1]} that attend to each other at most")
+        return list(split(tokens, sizes, whole=whole))
 
     def _told(self) -> Recording:
         """What tells the device what the next chunk is."""

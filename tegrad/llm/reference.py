@@ -158,7 +158,9 @@ class Reference:
             key, value = past.keys[op.source], past.values[op.source]
         # By kv head, group, position: products that BLAS computes, unlike einsum.
         scores = query.transpose(1, 2, 0, 3) @ key.transpose(1, 2, 3, 0) * np.float32(op.scale)
-        scores = np.where(attended(past.count, count, op.window), capped(scores, op.cap), np.float32(-np.inf))
+        scores = np.where(
+            attended(past.count, count, op.window, causal=op.causal), capped(scores, op.cap), np.float32(-np.inf)
+        )
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         mixed = weights @ value.transpose(1, 2, 0, 3)

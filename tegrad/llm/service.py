@@ -167,7 +167,8 @@ class Service:
         with Gguf.open(path) as file:
             rows.check(file)  # before a device is opened
             self.tokenizer = Tokenizer(file)
-            known(self.tokenizer, Config.read(file).vocab)
+            (config := Config.read(file)).check_answers()
+            known(self.tokenizer, config.vocab)
         self._open = partial(_opened, path, device, ends=sorted(self.tokenizer.stops), warm=warm, **options)
         self._batch: Batch | None = self._open()
         self.config, self.slots, self.positions = self._batch.config, self._batch.slots, self._batch.cache.positions

@@ -39,8 +39,8 @@ class Session:
         self.tokens: list[int] = []
         self.logprobs: list[Logprobs] = []
         """Of each token that `generate` yielded last, where its settings ask for them."""
-        # What runs along cannot take a chunk's padding back.
-        chunk = 1 if model.network.runs_along else chunk
+        # What runs along cannot take a chunk's padding back, and a text that is attended to as a whole has none.
+        chunk = 1 if model.network.runs_along else chunk if model.network.causal else self.context
         self._chunk, self._short = chunk, short
         # A padded chunk writes beyond the last token, so the cache is longer than the context by as much.
         self._cache = model.cache(self.context + chunk, cache_dtype, chunk)
@@ -57,7 +57,7 @@ class Session:
 
     def warm(self) -> None:
         """Compile the step for one token, so that none waits for it later. Only before the first token."""
-        if not self.tokens:
+        if not self.tokens and self.model.network.causal:
             self._run([0], every=False)
             self.reset()
 
@@ -78,6 +78,8 @@ class Session:
         self.reset()
         self._check(tokens)
         parts = []
+        if not self.model.network.causal:
+            return self._states(self._input(tokens, len(tokens)), 0).numpy()  # type: ignore[no-any-return]
         for at in range(0, len(tokens), self._chunk):
             some = tokens[at : at + self._chunk]
             states = self._hidden(self._input(some, self._chunk), self._position.bind(at))
@@ -109,6 +111,7 @@ class Session:
         return logits
 
     def _feed(self, tokens: Sequence[int], *, every: bool) -> Logits:
+        self.model.config.check_answers()
         self._check(tokens)
         fed = tokens
         if not self._rings.holds(len(self.tokens)):  # everything anew: the first one attends to what was overwritten
@@ -144,7 +147,7 @@ class Session:
     def _forward(self, tokens: Tensor, position: UOp, last: UOp | None = None) -> Tensor:
         return self.model.forward(tokens, self._cache, position, last)
 
-    def _states(self, tokens: Tensor, position: UOp) -> Tensor:
+    def _states(self, tokens: Tensor, position: UOp | int) -> Tensor:
         return self.model.hidden(tokens, self._cache, position)
 
     def _input(self, tokens: Sequence[int], size: int) -> Tensor:

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from tegrad.errors import TegradError
 from tegrad.llm import embeddings, engine, rows
 from tegrad.llm.answer import Reason
+from tegrad.llm.config import Config
 from tegrad.llm.errors import ModelError, UnsupportedModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.grammar import Masks
@@ -160,7 +161,7 @@ class Embedder:
 
     def __init__(self, load: Load) -> None:
         with Gguf.open(load.path) as file:
-            self._pooling = embeddings.pooling(file)
+            self._vectors = embeddings.Vectors.of(file, Config.read(file))
             self._speaker, _ = speaker(file, **load.options)
             if isinstance(self._speaker, engine.Engine):  # whose kernels for prompts make the vectors
                 try:
@@ -173,7 +174,7 @@ class Embedder:
 
     def vectors(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """(texts, dim)."""
-        made = [embeddings.embed(self._speaker, tokens, self._pooling) for tokens in texts]
+        made = [self._vectors.made(self._speaker, tokens) for tokens in texts]
         self.counts.prompt_tokens += sum(map(len, texts))
         return np.stack(made)
 

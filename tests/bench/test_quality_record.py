@@ -164,7 +164,8 @@ def test_every_format_is_compared_in_two_families_and_every_family_in_two_format
             formats[shape.arch].add(kind)
     assert {kind for kind in FORMATS if len(families[kind]) < 2} == set()
     unknown = {"pangu-embedded", "maincoder"}  # nobody here could read their configuration files
-    assert {arch for arch in ARCHES if len(formats[arch]) < 2} == unknown
+    silent = {"gemma-embedding", "llama-embed"}  # have no logits: tests/llm/test_embeddings.py
+    assert {arch for arch in ARCHES if len(formats[arch]) < 2} == unknown | silent
 
 
 @needs_llama_cpp

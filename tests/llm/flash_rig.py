@@ -24,8 +24,9 @@ def attention(q: np.ndarray, keys: np.ndarray, values: np.ndarray, start: int, s
     group = heads // len(keys)
     out = np.empty(q.shape)
     for token in range(tokens):
-        end = start + token + 1
-        seen = slice(max(0, end - (scoring.window or end)), end)
+        own, end = start + token, start + tokens
+        window = scoring.window or end
+        seen = slice(max(0, own - window + 1), own + 1 if scoring.causal else min(own + window, end))
         for head in range(heads):
             scores = capped(keys[head // group, seen] @ q[token, head] * scale, scoring.cap)
             weights = np.exp(scores - scores.max())

@@ -370,8 +370,8 @@ def test_a_cancelled_task_ends_its_answer_and_the_next_one_is_served(llm: LLM) -
 def test_vectors_are_those_of_the_engine(tiny: Path, device: str) -> None:
     texts = ["tea", "the sea"]
     with Gguf.open(tiny) as file, Engine(file, 64, device=device) as engine:
-        tokenizer, kind = Tokenizer(file), embeddings.Pooling.LAST
-        expected = [embeddings.embed(engine, embeddings.text_tokens(file, tokenizer, text), kind) for text in texts]
+        tokenizer, vectors = Tokenizer(file), embeddings.Vectors(embeddings.Pooling.LAST)
+        expected = [vectors.made(engine, embeddings.text_tokens(file, tokenizer, text)) for text in texts]
     with LLM(tiny, 64, gpu=device) as llm:
         assert llm.embed(texts).tolist() == np.array(expected).tolist()
         assert llm.embed("tea").tolist() == [expected[0].tolist()]

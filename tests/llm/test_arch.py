@@ -28,7 +28,7 @@ def read(path: Path) -> Config:
     ("key", "value", "said"),
     [
         ("general.type", "adapter", "no model but of the type 'adapter'"),
-        ("llama.attention.causal", False, "both directions"),
+        ("gemma3.attention.causal", False, "both directions"),
         ("llama.attention.scale", 0.5, r"scales attention by a number of its own \(llama.attention.scale\)"),
         ("llama.final_logit_softcapping", 30.0, "caps logits"),
         ("llama.attention.max_alibi_bias", 8.0, "ALiBi"),

@@ -24,6 +24,10 @@ CASES = {
     "the ring's end, heads of 256": (
         Flash(4, 1, 256, 128, warps=2, tile=32, scoring=Scoring(window=70, scale=0.09)), 365, 40
     ),
+    "in both directions": (Flash(6, 2, 64, 96, warps=2, tile=32, scoring=Scoring(causal=False)), 0, 45),
+    "in both directions within a window, heads of 256": (
+        Flash(3, 1, 256, 96, warps=2, tile=32, scoring=Scoring(window=9, causal=False)), 0, 48
+    ),
     "q8_0 in a ring, capped": (Flash(4, 2, 64, 128, q8=True, warps=2, tile=32, scoring=Scoring(0.2, 5.0, 64)), 200, 48),
 }  # fmt: skip
 

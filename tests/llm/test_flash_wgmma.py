@@ -20,6 +20,9 @@ pytestmark = pytest.mark.board
 SHORT = {
     "one warpgroup, blocks, past of several tiles": (Flash(6, 2, 64, 320, tile=64, groups=1, blocks=5), 205, 48),
     "two, a ring, capped": (Flash(6, 2, 64, 192, tile=64, groups=2, scoring=Scoring(0.2, 5.0, 100)), 365, 48),
+    "in both directions within a window": (
+        Flash(6, 2, 64, 64, tile=64, groups=1, scoring=Scoring(window=9, causal=False)), 0, 45
+    ),
 }  # fmt: skip
 MORE = {
     "a ring of an odd number of half tiles, capped": (
@@ -32,6 +35,12 @@ MORE = {
     "a window of less than a tile": (Flash(6, 2, 64, 128, tile=128, groups=2, scoring=Scoring(window=20)), 0, 48),
     "the ring's end, heads of 256": (
         Flash(4, 1, 256, 192, tile=64, groups=2, scoring=Scoring(window=100, scale=0.09)), 365, 40
+    ),
+    "in both directions, past of several tiles": (
+        Flash(6, 2, 64, 512, tile=128, groups=2, scoring=Scoring(causal=False)), 300, 45
+    ),
+    "in both directions within a window, heads of 256": (
+        Flash(3, 1, 256, 128, tile=64, groups=2, scoring=Scoring(window=30, causal=False)), 64, 48
     ),
     "one warpgroup, heads of 256": (Flash(4, 2, 256, 320, tile=64, groups=1), 250, 40),
 }  # fmt: skip

@@ -326,6 +326,38 @@ SHAPES = {
     "gpt2 untied": Shape(arch="gpt2", eps=LARGE_EPS, ffn=1024, kv_heads=4, vocab=313),
 }
 """Odd sizes, every family and every optional part of one."""
+BOTH_WAYS = {
+    "gemma-embedding": Shape(
+        arch="gemma-embedding",
+        eps=LARGE_EPS,
+        dim=192,
+        heads=3,
+        kv_heads=1,
+        head_dim=64,
+        layers=3,
+        vocab=403,
+        tied=True,
+        extra={
+            "gemma-embedding.attention.sliding_window": 9,
+            "gemma-embedding.attention.sliding_window_pattern": 3,
+            "gemma-embedding.rope.freq_base": 1e6,
+            "gemma-embedding.pooling_type": 1,
+        },
+    ),
+    "llama-embed": Shape(
+        arch="llama-embed",
+        eps=LARGE_EPS,
+        vocab=407,
+        extra={"llama-embed.attention.causal": False, "llama-embed.pooling_type": 1},
+    ),
+    "qwen2": Shape(
+        arch="qwen2",
+        eps=LARGE_EPS,
+        vocab=409,
+        extra={"qwen2.attention.causal": False, "qwen2.pooling_type": 3},
+    ),
+}
+"""Models whose tokens attend to later ones, too."""
 COHERE = ("command-r", "cohere2")
 """Families whose layer norms have no bias."""
 UNGATED = ("gpt2", "starcoder2", "nemotron", "arcee", "jais2", "gptneox", "phi2")
@@ -333,7 +365,10 @@ BY_MEAN = ("gpt2", "starcoder2", "nemotron", "jais2", "gptneox", "phi2", "stable
 """Families with layer norms."""
 ONE_NORM = ("phi2", *COHERE)
 """Families whose attention and feed-forward read the same normalized stream."""
-HEAD_NORMS = ("qwen3", "lfm2", "qwen35", "qwen3vl", "hunyuan-dense", "maincoder", "gemma3", "gemma4", "exaone4")
+HEAD_NORMS = (
+    *("qwen3", "lfm2", "qwen35", "qwen3vl", "hunyuan-dense", "maincoder", "exaone4"),
+    *("gemma3", "gemma4", "gemma-embedding"),
+)
 """Families that normalize each head's query and key."""
 FLOATS = ("position_embd.", "shortconv.conv.weight", "ssm_conv1d.weight")
 """Matrices that are F32 in every file, by their first or last letters."""
@@ -430,7 +465,7 @@ def weights(shape: Shape, seed: int) -> dict[str, np.ndarray]:
         before = ("attn_norm", *[second] * (shape.arch not in ONE_NORM))
         for name in before if shape.arch not in ("olmo2", "exaone4") else ():
             tensors[f"blk.{at}.{name}.weight"] = vector(shape.dim, 1)
-        after = shape.arch in ("gemma2", "gemma3", "gemma4", "olmo2", "exaone4", "glm4")
+        after = shape.arch in ("gemma2", "gemma3", "gemma4", "gemma-embedding", "olmo2", "exaone4", "glm4")
         for name in ("post_attention_norm", "post_ffw_norm") if after else ():
             tensors[f"blk.{at}.{name}.weight"] = vector(shape.dim, 1)
         for name, size in (("attn_q_norm", query), ("attn_k_norm", key)) if shape.arch == "olmo2" else ():

@@ -19,7 +19,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from tegrad.llm.answer import Answer, Reason
-from tegrad.llm.embeddings import embed, pooling
+from tegrad.llm.config import Config
+from tegrad.llm.embeddings import Vectors
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import Gguf
 from tegrad.llm.grammar import Grammar, Masks
@@ -86,14 +87,14 @@ class Embedder:
         self.about, self.context = about, 64
         self.tokenizer = Tokenizer.load(about.path)
         with Gguf.open(about.path) as file:
-            self._kind = pooling(file)
+            self._vectors = Vectors.of(file, Config.read(file))
             self._speaker, _ = speaker(file, self.context, device)
 
     def submit(self, *_: Any, **__: Any) -> Answer:
         raise UnsupportedModelError(f"{self.about.name} makes vectors of texts alone: choose another model")
 
     async def embed(self, texts: Sequence[Sequence[int]]) -> Any:
-        return np.stack([embed(self._speaker, tokens, self._kind) for tokens in texts])
+        return np.stack([self._vectors.made(self._speaker, tokens) for tokens in texts])
 
 
 @dataclass

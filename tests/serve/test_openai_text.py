@@ -156,7 +156,7 @@ def test_vectors_of_texts(device: str, small: Direct, path: Path) -> None:
         texts = ["tea", "a tent"]
         with Gguf.open(path) as file:
             tokens = [embeddings.text_tokens(file, model.tokenizer, text) for text in texts]
-            expected = [embeddings.embed(model._speaker, one, embeddings.pooling(file)) for one in tokens]
+            expected = [model._vectors.made(model._speaker, one) for one in tokens]
         answer = client.embeddings.create(model="vectors", input=texts)  # the client asks for base64
         assert np.array_equal(np.float32([one.embedding for one in answer.data]), np.stack(expected))
         assert [one.index for one in answer.data] == [0, 1]

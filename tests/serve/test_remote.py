@@ -284,14 +284,14 @@ EMBEDS = Shape(arch="qwen3", dim=64, ffn=64, heads=2, kv_heads=1, layers=1, voca
 
 def test_vectors_are_those_of_a_speaker_here(device: str, tmp_path: Path, run: Any) -> None:
     """An engine that makes vectors and whose board is gone ends with an error: the next request has another one."""
-    from tegrad.llm.embeddings import Pooling, embed
+    from tegrad.llm.embeddings import Pooling, Vectors
     from tegrad.llm.engine import Engine
 
     path = tiny_llama.write(tmp_path / "embed.gguf", EMBEDS, TYPE.Q8_0)
     texts = [prompt(at) for at in range(3)]
     with Gguf.open(path) as file:
         speaker = Engine(file, 64, device=device)
-    expected = np.stack([embed(speaker, tokens, Pooling.LAST) for tokens in texts])
+    expected = np.stack([Vectors(Pooling.LAST).made(speaker, tokens) for tokens in texts])
     speaker.close()
 
     async def ask() -> None:

@@ -1,4 +1,4 @@
-// Causal attention of a chunk of tokens over the cache of its sequence, in tiles on tensor cores (FlashAttention-2's
+// Attention of a chunk of tokens over the cache of its sequence, in tiles on tensor cores (FlashAttention-2's
 // order).
 //
 // A block has WARPS * 16 rows, each one query head of one token; the GROUP query heads that share a KV head lie side by
@@ -7,8 +7,8 @@
 // elements a block mixes one part of PARTS, as a warp's registers hold no more, and its queries lie in shared memory.
 //
 // HEADS, KV_HEADS, HEAD_DIM, POSITIONS (of the cache), CACHE_Q8 (0: f16, 1: q8_0), WARPS, TILE; ATTENTION_SCALE,
-// SCORE_CAP, WINDOW, BLOCK_POSITIONS, TABLE_BLOCKS as in attention.cuh. A ring that positions wrap around in has whole
-// tiles, and so have blocks.
+// SCORE_CAP, WINDOW, BLOCK_POSITIONS, TABLE_BLOCKS as in attention.cuh; BOTH_WAYS: tokens attend to later ones, too.
+// A ring that positions wrap around in has whole tiles, and so have blocks.
 // Grid: (tokens * GROUP / rows, KV_HEADS, PARTS), rounded up. Block: WARPS warps.
 constexpr int ROWS = WARPS * 16, THREADS = WARPS * 32;
 #include "async.cuh"
@@ -118,7 +118,7 @@ extern "C" __global__ void BOUNDS flash(
     values = static_cast<const char *>(values) + from * ELEMENT;
     if constexpr (CACHE_Q8 && !HELD) value_scales += from / 32;
 
-    // Of this lane's rows g and g + 8: the last position that each sees, and where it lies in q and out.
+    // Of this lane's rows g and g + 8: their positions, and where they lie in q and out.
     int last[2];
     size_t place[2];
 #pragma unroll
@@ -189,7 +189,7 @@ extern "C" __global__ void BOUNDS flash(
             for (int e = 0; e < 4; e++) {
                 score[n][e] = capped(score[n][e] * scale);
                 const int position = tile * TILE + 8 * n + 2 * t + (e & 1);
-                if (masked && position > last[e >> 1]) score[n][e] = NONE;
+                if (masked && position > Tiles::last_of(last[e >> 1], start + count)) score[n][e] = NONE;
 #if WINDOW
                 if (masked && position <= last[e >> 1] - WINDOW) score[n][e] = NONE;
 #endif

@@ -10,6 +10,9 @@
 #ifndef BLOCK_POSITIONS
 #define BLOCK_POSITIONS 0
 #endif
+#ifndef BOTH_WAYS
+#define BOTH_WAYS 0
+#endif
 
 constexpr int GROUP = HEADS / KV_HEADS;
 enum { PARTS = HEAD_DIM > 256 ? 2 : 1 };
@@ -49,7 +52,16 @@ struct Tiles {
     __device__ __forceinline__ Tiles(int start, int count, int block)
         : first_end(start + block / GROUP), end(start + min((block + ROWS - 1) / GROUP, count - 1) + 1),
           last((end + TILE - 1) / TILE), first(WINDOW ? max(0, first_end - WINDOW + 1) / TILE : 0),
-          all_begin(end - WINDOW) {}
+          all_begin(end - WINDOW) {
+        if (BOTH_WAYS) {
+            first_end = last_of(first_end, start + count) + 1, end = last_of(end - 1, start + count) + 1;
+            last = (end + TILE - 1) / TILE;
+        }
+    }
+    // The last position that one sees, of a text up to `text_end`.
+    static __device__ __forceinline__ int last_of(int position, int text_end) {
+        return !BOTH_WAYS ? position : (WINDOW ? min(position + WINDOW, text_end) : text_end) - 1;
+    }
     // Whether a row does not see all of a tile.
     __device__ __forceinline__ bool masked(int tile) const {
         return (tile + 1) * TILE > first_end | (WINDOW && tile * TILE < all_begin);
