@@ -253,26 +253,34 @@ class Batch(Closing):
         if not self._closed:
             self._end([member])
 
-    def step(self) -> list[tuple[Member, int]]:
+    def step(self, *, wait: bool = True) -> list[tuple[Member, int]]:
         """Wait for the oldest step in flight, with the next ones submitted: the tokens that came, of each sequence.
 
-        Nothing comes only when no sequence is left: one that fails finishes with an `error`. ModelError where the batch
-        is closed, or all that sequences wait for are masks.
+        Nothing comes only when no sequence is left, or where no `wait` is wanted for a token that comes after further
+        parts of prompts: one of these is on its way then, so that sequences may join and leave. One that fails finishes
+        with an `error`. ModelError where the batch is closed, or all that sequences wait for are masks.
         """
         self._check_open()
         begun = time.monotonic()
         while not self._fresh and (self._members or self._flights):
             while self._members and len(self._flights) < STEPS_IN_FLIGHT:
+                before = self.prefill.last
                 self._feed()
                 if members := list(self._decoding.values()):
                     recording = self._recording(members)
                     self._flights.append((recording, recording.run(), members))
+                elif not wait:
+                    if before is not None:
+                        before[0].wait(before[1])
+                    break
             if self._waiting or not self._decoding or not all(member.waits for member in self._decoding.values()):
                 begun = time.monotonic()
             if time.monotonic() - begun > MASK_PATIENCE_S:
                 raise ModelError(f"no mask came in {MASK_PATIENCE_S:g} s, and every sequence needs one: see Batch.mask")
             if self._flights:
                 self._end(self._collect())
+            if not (wait or self._decoding):
+                break
         came, self._fresh = self._fresh, []
         return came
 

@@ -97,7 +97,8 @@ class Prefill(Closing):
         self._sizes, self._dependency = tuple(sorted(sizes)), dependency
         self._closed = False
         self._recordings: dict[tuple[int, bool, bool], Recording] = {}
-        self._last: tuple[Recording, int] | None = None
+        self.last: tuple[Recording, int] | None = None
+        """The run that was submitted last."""
         self._tell: Recording | None = None
         self._at = 0
         """Where the next chunk's tokens go."""
@@ -146,7 +147,7 @@ class Prefill(Closing):
         for _ in self._chunks(tokens, position, slot, self._sizes):
             pass
         if head is not None:
-            self._last = head, head.run()
+            self.last = head, head.run()
 
     def score(self, tokens: Sequence[int], position: int = 0) -> NDArray[np.float32]:
         """Put tokens into the cache as `run` does, and return the logits (len(tokens), vocab) after each of them.
@@ -183,14 +184,14 @@ class Prefill(Closing):
 
         Waits for that prompt. What its last layer left out of the cache does not count, but for logits.
         """
-        if self._last is None:
+        if self.last is None:
             return False
-        self._last[0].wait(self._last[1])
+        self.last[0].wait(self.last[1])
         return bool(_CHUNK.unpack(self._chunk.cpu_view()[0 : _CHUNK.size])[LOST_INDEX])
 
     def close(self) -> None:
         """Free everything but the model and the cache. Closing twice is harmless."""
-        self._closed, self._last = True, None
+        self._closed, self.last = True, None
         self._workspace.close()
 
     def _check(self, tokens: Sequence[int], position: int = 0, slot: int = 0) -> None:
@@ -218,7 +219,7 @@ class Prefill(Closing):
             self._told().run(numbers=(position + at, len(part), slot, self._at, int(at == 0)))
             place, self._at = 4 * self._at, (self._at + self._sizes[-1]) % (CHUNKS_AHEAD * self._sizes[-1])
             self._tokens.cpu_view()[place : place + 4 * len(part)] = np.asarray(part, np.int32).tobytes()
-            self._last = recording, recording.run()
+            self.last = recording, recording.run()
             yield at, len(part)
             at += size
 

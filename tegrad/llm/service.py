@@ -314,7 +314,7 @@ class Service:
         self._give_mask(batch, member, order)
 
     def _step(self, batch: Batch) -> None:
-        came = batch.step()
+        came = batch.step(wait=False)
         with self._changed:
             self._counts.widths.update([len(came)] if came else ())
             self._counts.completion_tokens += len(came)

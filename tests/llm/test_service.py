@@ -243,6 +243,27 @@ def test_what_comes_too_late_while_another_ends_is_not_begun(service: Service) -
     assert late[0].finish_reason == "timeout"
 
 
+def test_a_prompt_that_is_alone_ends_between_two_parts_of_it(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else decodes, whose steps would end a turn of the service."""
+    assert service._batch is not None
+    prefill, parts, asked = service._batch.prefill, list[int](), threading.Event()
+    run = prefill.run
+
+    def counted(tokens: Sequence[int], *how: Any, **named: Any) -> None:
+        assert asked.wait(30)
+        run(tokens, *how, **named)
+        parts.append(len(tokens))
+        answer.cancel()
+
+    monkeypatch.setattr(prefill, "run", counted)
+    answer = service.submit(TEXT[::-1], 5)
+    asked.set()
+    assert whole(answer) == ("", [], [])
+    assert answer.finish_reason == "cancelled"
+    assert parts == [32]
+    until(lambda: nothing_is_held(service))
+
+
 def test_a_reader_that_stalls_holds_up_nobody(service: Service) -> None:
     stalled = service.submit(prompt(0), 40)
     assert len(whole(service.submit(prompt(1), 10))[1]) == 10
