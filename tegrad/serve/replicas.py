@@ -95,10 +95,21 @@ class _Request:
         self.leave_replica = None
         if self.left is not None and reason == "error":
             self.sink.end(self.left)
+        elif isinstance(error, EngineError) and (ended := self._ended) is not None:
+            self.sink.end(ended)
         elif isinstance(error, EngineError) and self.tries < TRIES:
             self.owner.give(self, again=True)
         else:
             self.sink.end(reason, error)
+
+    @property
+    def _ended(self) -> Reason | None:
+        """How the answer ends, if its last token came: a replica says so only a step later."""
+        if self.came and self.came[-1] in self.owner.tokenizer.stops:
+            return "stop"
+        done, most = len(self.came), self.ask.max_tokens
+        full = len(self.ask.tokens) + done > self.owner.context
+        return "length" if full or (most is not None and done >= most) else None
 
     def leave(self, reason: Reason) -> None:
         """Nobody wants more of it."""

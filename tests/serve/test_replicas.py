@@ -35,6 +35,7 @@ from tegrad.serve.catalogue import about
 from tegrad.serve.cluster import Cluster
 from tegrad.serve.config import Bounds
 from tegrad.serve.plan import Wanted
+from tegrad.serve.remote import Texts
 from tegrad.serve.replica import Call, Replica, authenticate, first_words
 from tegrad.serve.replicas import Replicated
 from tegrad.serve.wire import EngineError, packed
@@ -261,6 +262,47 @@ def test_an_answer_that_may_round_otherwise_goes_on_with_what_came(path: Path, r
 
 
 @pytest.mark.long
+class Fake:
+    """A replica as a model sees it, which answers nothing by itself."""
+
+    plan = SimpleNamespace(slots=1, context=192)
+    context, load_now, full = 192, 0, False
+
+    def __init__(self) -> None:
+        self.error: EngineError | None = None
+        self.sink: Any = None
+
+    def ask(self, sink: Any, ask: Any, *, anyway: bool = False) -> Callable[[str], None]:
+        self.sink = sink
+        return lambda reason: None
+
+
+@pytest.mark.parametrize(("prompted", "most", "reason"), [(5, 3, "length"), (5, 50, "stop"), (190, None, "length")])
+def test_an_answer_whose_last_token_came_ends_as_it_would_have(
+    path: Path, run: Any, prompted: int, most: int | None, reason: str
+) -> None:
+    """Though its replica dies before it says so, a step later: nothing is left to ask another for."""
+
+    async def ask() -> None:
+        one = about("tiny", path)
+        home: Any = SimpleNamespace(bounds=Bounds(1, 2), host="")
+        model = Replicated(one, replace(WANTED, same=False), texts := Texts.read(one), home)
+        dies, other = Fake(), Fake()
+        model._remotes = {"dies": dies}  # type: ignore[dict-item]
+        answer = model.submit([1] * prompted, most)
+        dies.sink.begin(0)
+        for token in (7, 8, min(texts.tokenizer.stops) if reason == "stop" else 9):
+            dies.sink.put(token, None)
+        dies.error = EngineError("killed")
+        model._remotes = {"dies": dies, "other": other}  # type: ignore[dict-item]
+        dies.sink.end("error", dies.error)
+        assert other.sink is None
+        assert len((await whole(answer))[1]) == 3
+        assert answer.finish_reason == reason
+
+    run(ask())
+
+
 def test_a_request_that_ends_engines_does_not_end_all_of_them(
     path: Path, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
