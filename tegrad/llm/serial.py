@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Condition, get_ident
 from typing import Final
+from weakref import WeakSet
 
 from tegrad.llm.errors import ModelError
 
@@ -44,6 +46,11 @@ class Serial:
         self._changed = Condition()
         self._user: User | None = None
         self._closed = False
+        _all.add(self)
+
+    def forked(self) -> None:
+        """In a forked child: whoever had a turn works on in the parent."""
+        self._changed, self._user = Condition(), None
 
     @contextmanager
     def work(self, user: User) -> Iterator[None]:
@@ -105,3 +112,14 @@ class Serial:
         if self._closed and not (self._user and self._user.working) and self._free is not None:
             free, self._free = self._free, None
             free()
+
+
+_all: WeakSet[Serial] = WeakSet()
+
+
+def _after_fork() -> None:
+    for serial in list(_all):
+        serial.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -717,14 +717,15 @@ class NVDevice(GpuMethods, _StockDevice, _SmallRings):  # type: ignore[misc]
 
     def finalize(self) -> None:
         """Wait for the GPU and release everything, as tinygrad asks at the end of the process."""
-        if self.closed:
-            return
-        try:
-            if self.settled():
-                with suppress(DeviceFault):
-                    self.check_fault(ask_driver=True)
-        finally:
-            self._release()
+        with self.lock:  # another thread may be about to ring a doorbell
+            if self.closed:
+                return
+            try:
+                if self.settled():
+                    with suppress(DeviceFault):
+                        self.check_fault(ask_driver=True)
+            finally:
+                self._release()
 
     def _release(self) -> None:
         gone = isinstance(self.error_state, DriverGone)
@@ -756,9 +757,10 @@ def reopen(name: str = "NV") -> Any:
     simply opened. What opening raises is raised; nothing of the old device stays either way.
     """
     name = Device.canonicalize(name)
-    if (old := _opened.get(name)) is not None:
-        old.close()
-    return Device[name]
+    with _opening:
+        if (old := _opened.get(name)) is not None:
+            old.close()
+        return Device[name]
 
 
 def _wait(tag: tuple[Fifo, int]) -> None:
@@ -768,6 +770,8 @@ def _wait(tag: tuple[Fifo, int]) -> None:
 
 _opened: dict[str, Any] = {}
 """Devices that are open; tinygrad's own cache cannot forget one of them."""
+_opening = threading.RLock()
+"""Held while a device is opened: a second one, of another thread, would find the first half made."""
 
 
 def opened_facts() -> dict[str, Any]:
@@ -796,9 +800,15 @@ def _forget(device: NVDevice) -> None:
 
 
 def _after_fork() -> None:
-    """In a forked child: the parent's devices stay the parent's; opening one makes the child's own."""
+    """In a forked child: the parent's devices stay the parent's; opening one makes the child's own.
+
+    Locks are new: a thread that held one in the parent is none here.
+    """
+    global _opening
+    _opening = threading.RLock()
     for device in list(_opened.values()):
         device.closed = device.forked = True
+        device.lock = threading.RLock()
         device.error_state = None
         if hasattr(device.iface, "abandon"):
             device.iface.abandon()
@@ -816,9 +826,11 @@ def _open_once(name: str) -> Any:
     """What tinygrad's cache of devices does, with entries that can be dropped for NV."""
     if not compat.is_nv(name):
         return _stock_open(name)
-    if name not in _opened:
-        _opened[name] = _stock_open.__wrapped__(Device, name)
-    return _opened[name]
+    if (device := _opened.get(name)) is None:
+        with _opening:
+            if (device := _opened.get(name)) is None:
+                device = _opened[name] = _stock_open.__wrapped__(Device, name)
+    return device
 
 
 def bind() -> None:

@@ -4,7 +4,7 @@ It runs what `jit` does not record: kernels with sizes that change, copies, and 
 """
 
 import weakref
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 from tinygrad.engine.realize import get_call_arg_uops
@@ -44,14 +44,11 @@ class NVGraph(HCQGraph):  # type: ignore[misc]
             given = input_uops[index].buffer
             buffer = given.bufs[device_index] if hasattr(given, "bufs") else given
             check_alignment(runtime, position, compat.memory_of(buffer).va_addr)
-        locks = [device.lock for device in self.devices if hasattr(device, "lock")]
-        for lock in locks:
-            lock.acquire()
-        try:
+        with ExitStack() as locks:
+            for device in self.devices:
+                if hasattr(device, "lock"):
+                    locks.enter_context(device.lock)
             seconds: float | None = super().__call__(input_uops, var_vals, wait)
-        finally:
-            for lock in locks:
-                lock.release()
         return seconds
 
     def collect(self) -> None:

@@ -389,9 +389,8 @@ class Recording:
         for a grid that is empty or too large, and for a number that its kernel's type does not hold.
         """
         device, fifo, slots = self._device, self._fifo, self._slots
-        lock, depth = device.lock, len(slots)
-        lock.acquire()  # a `with` takes twice as long
-        try:
+        depth = len(slots)
+        with device.lock:  # an interrupt after a plain `acquire` would leave it taken
             if device.closed or device.error_state is not None:
                 device.check_usable()
             if self._memory is None:
@@ -432,8 +431,6 @@ class Recording:
                     device.timeline_value = value
                     self._last, self._next = number, following
                     device.replayed(fifo, number, self._names, value - 1)
-        finally:
-            lock.release()
         return number
 
     def _give(self, slot: _Slot, addresses: tuple[int, ...]) -> None:

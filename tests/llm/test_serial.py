@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable
 
@@ -138,3 +140,26 @@ def test_an_error_of_a_piece_of_work_leaves_the_turn_where_it_is(serial: Serial)
     with pytest.raises(ZeroDivisionError), serial.work(first):
         raise ZeroDivisionError
     assert one_piece(serial, first) == "worked"
+
+
+def test_a_forked_child_does_not_wait_for_whoever_had_a_turn() -> None:
+    """Whose thread it does not have, nor what that held."""
+    freed, working, enough = list[int](), threading.Event(), threading.Event()
+    serial = Serial(lambda: freed.append(1))
+
+    def work() -> None:
+        with serial.work(User()):
+            working.set()
+            assert enough.wait(PATIENCE_S)
+
+    beside = Beside(work)
+    assert working.wait(PATIENCE_S)
+    if (child := os.fork()) == 0:
+        signal.alarm(PATIENCE_S)
+        serial.close()
+        os._exit(7 if freed else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    enough.set()
+    assert beside.end() is None
+    serial.close()
+    assert freed == [1]

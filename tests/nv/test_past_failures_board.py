@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -639,6 +639,99 @@ def test_a_forked_child_is_told_whose_device_it_is(parent: tuple[Any, Any, Any])
     launch(add, buffer, 1)
     device.synchronize()
     assert words(buffer) == [8]
+
+
+@contextmanager
+def held(lock: Any) -> Iterator[None]:
+    """A lock that another thread has."""
+    has, enough = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            has.set()
+            enough.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert has.wait(30)
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()
+
+
+def test_a_child_that_is_forked_while_a_thread_submits_is_told_too(parent: tuple[Any, Any, Any]) -> None:
+    """And does not wait for a thread that it does not have."""
+    device, buffer, add = parent
+    recording = device.record([replay.Launch(add, (buffer,), values=(1,))])
+
+    def work() -> str:
+        signal.alarm(30)
+        recording.close()
+        return str(launch(add, buffer, 1))
+
+    with held(device.lock):
+        assert in_a_child(work).startswith(DeviceClosed.__name__)
+    recording.close()
+
+
+def test_a_device_is_closed_after_what_another_thread_submits(parent: tuple[Any, Any, Any]) -> None:
+    device, _, _ = parent
+    closing = threading.Thread(target=device.close)
+    with held(device.lock):
+        closing.start()
+        closing.join(0.2)
+        assert not device.closed
+    closing.join(30)
+    assert device.closed
+
+
+def test_two_threads_that_open_the_device_at_once_have_one(board: str) -> None:
+    close_device()
+    gate, found = threading.Barrier(2), list[Any]()
+
+    def go() -> None:
+        gate.wait(30)
+        try:
+            found.append(open_device())
+        except Exception as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=go) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [device_module._opened["NV"]] * 2
+
+
+def test_an_interrupt_of_a_run_leaves_no_lock_taken() -> None:
+    """Python looks for signals after a call of `acquire`, in front of a `try`."""
+
+    class Interrupt(Exception):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise Interrupt
+
+    lock = threading.RLock()
+    device = SimpleNamespace(lock=lock, closed=False, error_state=None)
+    recording = SimpleNamespace(_device=device, _fifo=None, _slots=[1], _memory=1)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    rng = random.Random(1)
+    try:
+        for _ in range(300):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(20e-6, 80e-6))
+                while True:
+                    with suppress(LaunchError):  # takes the lock, and refuses
+                        replay.Recording.run(recording, 0)  # type: ignore[arg-type]
+            except Interrupt:
+                assert not lock._is_owned()  # type: ignore[attr-defined]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_forked_child_opens_a_device_of_its_own(board: str, parent: tuple[Any, Any, Any]) -> None:
