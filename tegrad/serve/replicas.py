@@ -149,6 +149,8 @@ class Replicated(Answering):
         """How often a request was given to another replica."""
         self._wanted, self._texts, self._home = wanted, replace(texts, template=None), home
         self._remotes: dict[str, Remote] = {}
+        self._plan: Plan
+        """Of the replica that came last."""
         self._prefixes, self._failures = Prefixes(), Counter[str]()
         self._waiting: deque[_Request] = deque()
         self._enough: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -192,8 +194,9 @@ class Replicated(Answering):
 
     @property
     def plan(self) -> Plan:
-        """That of one replica, the smallest."""
-        return min((remote.plan for remote in self._remotes.values()), key=lambda plan: plan.context)
+        """That of one replica, the smallest; while none is there, of the last that was."""
+        plans = [remote.plan for remote in self._remotes.values()]
+        return min(plans, key=lambda plan: plan.context) if plans else self._plan
 
     @property
     def context(self) -> int:
@@ -337,6 +340,7 @@ class Replicated(Answering):
             return
         self._failures[name] = 0
         self._remotes[name] = remote
+        self._plan = remote.plan
         self._came()
         LOG.info("%s: replica %s is there, %d of %d", self.about.name, name, len(self.replicas), self.bounds.most)
         try:

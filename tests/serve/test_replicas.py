@@ -30,8 +30,8 @@ from tegrad.llm.errors import ContextError, ModelError
 from tegrad.llm.grammar import Grammar
 from tegrad.llm.sampling import Settings
 from tegrad.llm.service import QueueFull
-from tegrad.serve import cluster, replica, replicas
-from tegrad.serve.catalogue import about
+from tegrad.serve import app, cluster, replica, replicas
+from tegrad.serve.catalogue import Catalogue, Place, about
 from tegrad.serve.cluster import Cluster
 from tegrad.serve.config import Bounds
 from tegrad.serve.plan import Wanted
@@ -301,6 +301,21 @@ def test_an_answer_whose_last_token_came_ends_as_it_would_have(
         assert answer.finish_reason == reason
 
     run(ask())
+
+
+def test_a_model_whose_replicas_are_all_gone_is_not_ready(path: Path, run: Any, pair: Any) -> None:
+    """Which a server says; what one of them was counted with stays known."""
+    model, _ = pair
+    plan, remotes = model.plan, dict(model._remotes)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in remotes:
+            patch.delitem(model._remotes, name)
+        assert model.plan == plan
+        models: Any = Catalogue.__new__(Catalogue)
+        models._places, models.home = {"tiny": Place(model.about, remote=model)}, SimpleNamespace(bounds=Bounds(2, 2))
+        answer = run(app._ready(models, None))
+        assert answer.status_code == 503
+        assert b'"status":"no replica"' in answer.body
 
 
 def test_a_request_that_ends_engines_does_not_end_all_of_them(
