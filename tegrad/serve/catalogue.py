@@ -115,8 +115,11 @@ class Shelf:
             state = path.stat()
             key = state.st_mtime, state.st_size
             if self._read.get(path, (None,))[0] != key:
-                self._read[path] = key, None
-                self._read[path] = key, about(name, path)
+                made = None
+                try:
+                    made = about(name, path)
+                finally:
+                    self._read[path] = key, made  # not before: other threads look here, too
         except (OSError, ModelError) as error:
             LOG.warning("%s is not served: %s", name, error)
         return self._read.get(path, (None, None))[1]
@@ -250,11 +253,12 @@ class Catalogue:
             place.unused.set()
             if not math.isinf(keep_alive) and not self._closed:
                 loop = asyncio.get_running_loop()
-                place.expires = loop.call_later(keep_alive, lambda: self._begin(self._expire(place)))
+                place.expires = loop.call_later(keep_alive, lambda: self._begin(self._expire(place, place.expires)))
 
-    async def _expire(self, place: Place) -> None:
+    async def _expire(self, place: Place, timer: asyncio.TimerHandle | None) -> None:
+        """Unload a model, unless it was used since its timer ended, which others' loads may keep waiting."""
         async with self._loading:
-            if place.expires is not None and not place.users:
+            if timer is not None and place.expires is timer and not place.users:
                 place.expires = None
                 LOG.info("%s is unloaded: nobody used it", place.about.name)
                 await self._unload(place)

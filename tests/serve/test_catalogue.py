@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -254,6 +255,50 @@ def test_a_model_that_nobody_used_for_long_is_unloaded(run: Any) -> None:
         assert loader.there == []
 
     run(test, keep_alive=0.05)
+
+
+def test_a_model_that_was_used_since_its_time_was_over_stays(run: Any) -> None:
+    """Its timer ends while another model loads, for which the unloading waits."""
+
+    async def test(models: Catalogue, loader: Loader) -> None:
+        async with models.use("a", keep_alive=0):
+            pass
+        loader.gate.clear()
+        loading = asyncio.create_task(models.use("b-Q8_0").__aenter__())
+        await settled()
+        async with models.use("a", keep_alive=math.inf):
+            pass
+        loader.gate.set()
+        await loading
+        async with models.use("a", keep_alive=3600):
+            pass
+        await settled()
+        assert loader.there == ["a", "b-Q8_0"]
+
+    run(test)
+
+
+def test_a_model_is_there_while_another_thread_reads_it_for_the_first_time(
+    empty_cache: Path, paths: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = empty_cache / "models--Owner--Some-GGUF/snapshots/1"
+    folder.mkdir(parents=True)
+    (folder / "some-Q8_0.gguf").symlink_to(paths[0])
+    shelf, reads, reading, enough = Shelf([str(paths[1])]), catalogue.about, threading.Event(), threading.Event()
+
+    def slow(name: str, path: Path) -> About:
+        if threading.current_thread() is other:
+            reading.set()
+            assert enough.wait(30)
+        return reads(name, path)
+
+    monkeypatch.setattr(catalogue, "about", slow)
+    other = threading.Thread(target=shelf.all)
+    other.start()
+    assert reading.wait(30)
+    assert [one.name for one in shelf.all()] == ["b-Q8_0", "Owner/Some-GGUF:Q8_0"]
+    enough.set()
+    other.join()
 
 
 def test_a_load_that_fails_is_told_to_all_and_tried_again(run: Any) -> None:
