@@ -171,12 +171,23 @@ class Embedder:
                     raise
         self.positions: int = load.options["context"]
         self.counts = Counts()
+        self._left: set[int] = set()
+        """Numbers of messages whose vectors nobody wants any more."""
 
-    def vectors(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """(texts, dim)."""
-        made = [self._vectors.made(self._speaker, tokens) for tokens in texts]
-        self.counts.prompt_tokens += sum(map(len, texts))
+    def vectors(self, wanted: Embed) -> NDArray[np.float32] | None:
+        """(texts, dim); None once nobody wants them."""
+        made = []
+        for tokens in wanted.texts:
+            if wanted.number in self._left:
+                self._left.discard(wanted.number)
+                return None
+            made.append(self._vectors.made(self._speaker, tokens))
+            self.counts.prompt_tokens += len(tokens)
         return np.stack(made)
+
+    def cancel(self, cancel: Cancel) -> None:
+        """Make no more of a message's vectors; in another thread."""
+        self._left.add(cancel.number)
 
     def close(self, *, drain: bool) -> None:
         """As `Generator.close`."""
@@ -209,9 +220,10 @@ class Process:
                     gc.collect()
                     gc.freeze()  # what is here stays: to search it for garbage would hold up a step
                     self._channel.send(Ready(self._runner.positions, device))
-                case Embed(number, texts) if isinstance(self._runner, Embedder):
+                case Embed(number) as embed if isinstance(self._runner, Embedder):
                     try:
-                        self._channel.send(Reply(number, self._runner.vectors(texts)))
+                        if (vectors := self._runner.vectors(embed)) is not None:
+                            self._channel.send(Reply(number, vectors))
                     except TegradError as error:
                         self._channel.send(Reply(number, Fault.of(error)))
                         if not isinstance(error, ModelError):  # the device's: the next request has a new process
@@ -230,7 +242,7 @@ class Process:
                     self._channel.send(Reply(number, runner.counts))
                 case Ask(), Generator() as runner:
                     runner.ask(message)
-                case Cancel(), Generator() as runner:
+                case Cancel(), Generator() | Embedder() as runner:
                     runner.cancel(message)
         if self._runner is None:  # a load cannot be told to stop
             os._exit(1)

@@ -104,8 +104,10 @@ class Link(asyncio.Protocol):
         elif self.error is None:
             self._transport.write(wire.packed(message))
 
-    async def reply(self, make: Callable[[int], object]) -> Any:
-        """What the engine says to a message, which `make` gives a number. TegradError."""
+    async def reply(self, make: Callable[[int], object], *, cancels: bool = False) -> Any:
+        """What the engine says to a message, which `make` gives a number; where it `cancels`, the engine is told when
+        nobody waits any more. TegradError.
+        """
         if self.error is not None:
             raise self.error
         number = next(self._numbers)
@@ -114,7 +116,8 @@ class Link(asyncio.Protocol):
             self.send(make(number))
             value = await self._replies[number]
         finally:
-            del self._replies[number]
+            if self._replies.pop(number).cancelled() and cancels:
+                self.send(wire.Cancel(number, "cancelled"))
         if isinstance(value, Fault):
             raise value.error()
         return value
@@ -350,7 +353,7 @@ class Remote(Answering):
     async def embed(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """See `model.Model`. ContextError, ModelError, EngineError."""
         self.check_texts(texts)
-        vectors: NDArray[np.float32] = await self.link.reply(lambda number: wire.Embed(number, texts))
+        vectors: NDArray[np.float32] = await self.link.reply(lambda number: wire.Embed(number, texts), cancels=True)
         return vectors
 
     async def counts(self) -> Counts:

@@ -97,7 +97,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A request is to end."""
+    """A request is to end, or nobody waits for a reply any more."""
 
     number: int
     reason: Reason
