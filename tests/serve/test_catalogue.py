@@ -261,18 +261,22 @@ def test_a_model_that_was_used_since_its_time_was_over_stays(run: Any) -> None:
     """Its timer ends while another model loads, for which the unloading waits."""
 
     async def test(models: Catalogue, loader: Loader) -> None:
-        async with models.use("a", keep_alive=0):
+        async with models.use("a", keep_alive=math.inf):
             pass
         loader.gate.clear()
         loading = asyncio.create_task(models.use("b-Q8_0").__aenter__())
-        await settled()
-        async with models.use("a", keep_alive=math.inf):
+        while not models._loading.locked():
+            await asyncio.sleep(0.001)
+        async with models.use("a", keep_alive=0):
+            pass
+        while len(models._tasks) < 2:  # the load, and what is to unload
+            await asyncio.sleep(0.001)
+        async with models.use("a", keep_alive=3600):
             pass
         loader.gate.set()
         await loading
-        async with models.use("a", keep_alive=3600):
-            pass
-        await settled()
+        while models._tasks:
+            await asyncio.sleep(0.001)
         assert loader.there == ["a", "b-Q8_0"]
 
     run(test)
