@@ -107,8 +107,7 @@ class _Source:
         if self.blob.exists() or self.size > MAX_HTTP_DOWNLOAD_SIZE:
             return
         self.part.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.part, "ab") as out:
-            fcntl.flock(out, fcntl.LOCK_EX)
+        with self._locked() as out:
             out.seek(0, os.SEEK_END)
             if self.blob.exists():  # another process has brought it meanwhile
                 self.part.unlink(missing_ok=True)
@@ -116,6 +115,19 @@ class _Source:
             self._read(out)
             self._check()
             os.replace(self.part, self.blob)
+
+    @contextmanager
+    def _locked(self) -> Iterator[BinaryIO]:
+        """The part, which no other process writes; one that the process before has taken away is made anew."""
+        while True:
+            with open(self.part, "ab") as out:
+                fcntl.flock(out, fcntl.LOCK_EX)
+                there = False
+                with suppress(FileNotFoundError):
+                    there = os.path.samestat(self.part.stat(), os.fstat(out.fileno()))
+                if there or self.blob.exists():
+                    yield out
+                    return
 
     def _read(self, out: BinaryIO) -> None:
         """Go on behind what is there, and again where the connection breaks, as long as each brings something.

@@ -1,15 +1,19 @@
 """Pulling from a hub of our own: what is fetched, resumed, refused, listed, found and removed."""
 
+import fcntl
+import hashlib
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import BinaryIO
 
 import pytest
 from hub_server import COMMIT, Hub, Repository, Server
@@ -17,7 +21,7 @@ from hub_server import COMMIT, Hub, Repository, Server
 pytest.importorskip("huggingface_hub")
 
 from tegrad import models
-from tegrad.hub import cache
+from tegrad.hub import cache, download
 from tegrad.hub.download import DownloadError, pull
 from tegrad.hub.names import ModelNameError
 
@@ -100,6 +104,40 @@ def test_bytes_that_are_not_the_hubs_are_thrown_away(hub: Hub) -> None:
     with pytest.raises(DownloadError, match="other bytes than the hub has: pull it again"):
         pull(REPO)
     assert pull(REPO).path.exists()
+
+
+def test_a_pull_that_waited_for_one_whose_bytes_were_wrong_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first took the part away that the second had opened."""
+    good, damaged = b"GGUF" + bytes(1000), bytes(1004)
+    etag, waits, flock = hashlib.sha256(good).hexdigest(), threading.Event(), fcntl.flock
+
+    def source(write: Callable[[BinaryIO], object]) -> download._Source:
+        made = download._Source.__new__(download._Source)
+        made.etag, made.size, made.file = etag, len(good), "x.gguf"
+        made.blob, made.part = tmp_path / etag, tmp_path / f"{etag}.incomplete"
+        monkeypatch.setattr(made, "_read", lambda out: (write(out), out.flush()), raising=False)
+        return made
+
+    def damage(out: BinaryIO) -> None:
+        second.start()
+        assert waits.wait(30)
+        out.write(damaged)
+
+    def locked(file: BinaryIO, how: int) -> None:
+        if threading.current_thread() is second:
+            waits.set()
+        flock(file, how)
+
+    one, other = source(damage), source(lambda out: out.write(good[out.tell() :]))
+    second = threading.Thread(target=other.fetch)
+    monkeypatch.setattr(download.fcntl, "flock", locked)
+    with pytest.raises(DownloadError, match="came with other bytes"):
+        one.fetch()
+    second.join(30)
+    assert other.blob.read_bytes() == good
+    assert [path.name for path in tmp_path.iterdir()] == [etag]
 
 
 def test_a_gated_repository_needs_a_token_which_storage_is_not_shown(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
