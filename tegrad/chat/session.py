@@ -106,11 +106,11 @@ class Session:
             if not said.strip():
                 self.screen.note("nothing was said, so that the question is forgotten")
         finally:
-            self.screen.end()
-            if said.strip():
+            if said.strip():  # before anything is drawn: Ctrl-C may come meanwhile
                 talk.answered(said.strip())
             else:
                 talk.take_back()
+            self.screen.end()
 
     def _figures(self, reply: Reply) -> None:
         """What an answer took, and how it ended where that was not by itself."""

@@ -121,6 +121,23 @@ def test_ctrl_c_ends_an_answer_and_keeps_what_was_said(before: list[str], kept: 
     assert "stopped" in shown.notes[0]
 
 
+def test_ctrl_c_after_an_answers_last_word_loses_no_answer() -> None:
+    """While what was said is drawn to its end."""
+
+    class Pressed(Shown):
+        def end(self) -> None:
+            super().end()
+            if self.answers == ["Yes.", ""] and (ends := self.notes.count("end") + 1) <= 2:
+                self.notes.append("end")
+                if ends == 2:
+                    raise KeyboardInterrupt
+
+    model, shown = Model(100, [["Yes."], ["So."]]), Pressed()
+    talk = Talk(lambda _: model, "a")  # type: ignore[arg-type, return-value]
+    Session(talk, shown, Typed(["Is it?", "Now?"])).run()
+    assert [one["content"] for one in talk.messages] == ["Is it?", "Yes.", "Now?", "So."]
+
+
 def test_ctrl_c_twice_at_the_prompt_ends_and_a_question_between_them_counts() -> None:
     session, shown = held(
         Model(100, [["Yes."]]), KeyboardInterrupt, "Is it?", KeyboardInterrupt, KeyboardInterrupt, "x"

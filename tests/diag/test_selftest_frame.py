@@ -102,6 +102,22 @@ def test_a_hang_is_an_outcome_that_says_where(processes: list[subprocess.Popen[b
     assert processes[0].poll() is not None
 
 
+def test_a_signal_while_a_hung_stage_says_where_it_is_loses_no_outcome(
+    processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep = time.sleep
+
+    def interrupted(seconds: float) -> None:
+        if seconds == 0.1:
+            signal.raise_signal(signal.SIGTERM)
+        sleep(seconds)
+
+    monkeypatch.setattr(runner.time, "sleep", interrupted)
+    with ending.ending():
+        found = runner.perform(stage("hangs", limit_s=1.5))
+    assert (found.state, found.ended, found.stuck) == ("interrupted", signal.SIGTERM, False)
+
+
 def test_a_crash_is_an_outcome_that_names_the_signal(processes: list[subprocess.Popen[bytes]]) -> None:
     found = runner.perform(stage("crashes"))
     assert (found.state, found.step) == ("crashed", "a bad pointer")

@@ -108,12 +108,13 @@ def perform(stage: Stage, asked: Asked | None = None) -> Outcome:
                 preexec_fn=bound(),
             )
             try:
-                process.wait(stage.limit_s)
-            except subprocess.TimeoutExpired:
-                hung = True
-                with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGUSR1)  # it writes where it is
-                    time.sleep(0.1)
+                try:
+                    process.wait(stage.limit_s)
+                except subprocess.TimeoutExpired:
+                    hung = True
+                    with contextlib.suppress(ProcessLookupError):
+                        process.send_signal(signal.SIGUSR1)  # it writes where it is
+                        time.sleep(0.1)
             except Ended as signalled:
                 ended = signalled.number
             finally:
