@@ -297,7 +297,11 @@ class AsyncStream:
             raise StopAsyncIteration
         try:
             if self._stream is None:
-                self._stream = await asyncio.to_thread(self._begin)
+                stream = await asyncio.to_thread(self._begin)
+                if self._closed:  # by another task, meanwhile
+                    stream.close()
+                    raise StopAsyncIteration
+                self._stream = stream
                 reading = (self._stream, asyncio.get_running_loop(), self._come)
                 threading.Thread(target=_read, args=reading, name="tegrad-stream").start()
             piece = await self._come.get()

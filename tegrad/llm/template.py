@@ -19,6 +19,7 @@ from tegrad.installed import isolated
 from tegrad.llm.errors import UnsupportedModelError
 from tegrad.llm.gguf import Gguf, shown
 from tegrad.llm.pieces import NUMBERS
+from tegrad.llm.serial import ClosedError
 
 KEY: Final = "tokenizer.chat_template"
 WITH_TOOLS: Final = f"{KEY}.tool_use"
@@ -100,6 +101,7 @@ class Template:
         """The one with tools, once it was asked for."""
         self._tokens = {"bos_token": bos, "eos_token": eos}
         self._lock = threading.Lock()
+        self._closes = 0
         self._end: Callable[[], object] = lambda: None
         self._process = self._started()
 
@@ -123,7 +125,7 @@ class Template:
     ) -> str:
         """The text of messages ({"role", "content", ...}); with `reply`, up to where the model's answer begins.
 
-        All that it is given is what JSON can say. TemplateRefusalError.
+        All that it is given is what JSON can say. TemplateRefusalError, ClosedError.
         """
         if tools and self._with_tools:
             with self._lock:
@@ -140,16 +142,23 @@ class Template:
         request = json.dumps({"values": given}, default=dict)
         limit = MOST_CHARACTERS + MOST_GROWTH * len(request)
         with self._lock:
-            if self._process.poll() is not None:
-                self._process = self._started()
-            text = self._ask(self._process, f'{request[:-1]}, "limit": {limit}}}', limit)
+            closes = self._closes
+            try:
+                if self._process.poll() is not None:
+                    self._process = self._started()
+                text = self._ask(self._process, f'{request[:-1]}, "limit": {limit}}}', limit)
+            except TemplateRefusalError:
+                if self._closes != closes:
+                    raise ClosedError("the model was closed while its chat template was run: ask again") from None
+                raise
         if reply:
             text += next((begin for end, begin in REPLIES.items() if text.endswith(end)), "")
         # What is no character, such as a half of one out of the file's tokens, could not be encoded.
         return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
     def close(self) -> None:
-        """End the process, whatever it does. Another rendering starts one."""
+        """End the process, whatever it does; a rendering ends with a ClosedError, and another one starts a process."""
+        self._closes += 1
         self._end()
         if self._other is not None:
             self._other.close()
@@ -175,7 +184,7 @@ class Template:
         assert process.stdout is not None
         line = b""
         try:
-            with suppress(BrokenPipeError):  # how it ended says why
+            with suppress(BrokenPipeError, ValueError):  # how it ended says why; its pipes may be closed
                 process.stdin.write(request.encode() + b"\n")
                 process.stdin.flush()
                 line = process.stdout.readline()

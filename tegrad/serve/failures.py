@@ -7,6 +7,7 @@ from typing import Final
 
 from tegrad.errors import TegradError
 from tegrad.llm.errors import ContextError, ModelError, NoRoom, OutOfMemory
+from tegrad.llm.serial import ClosedError
 from tegrad.llm.service import QueueFull
 from tegrad.serve.model import UnknownModel
 
@@ -47,6 +48,7 @@ _STATUS: Final[Mapping[type[Exception], tuple[int, str | None]]] = {
     ContextError: (400, "context_length_exceeded"),
     OutOfMemory: (503, "out_of_memory"),
     NoRoom: (429, "rate_limit_exceeded"),
+    ClosedError: (503, "server_error"),
     ModelError: (400, None),
     TegradError: (503, "server_error"),
 }

@@ -339,6 +339,33 @@ def test_async_streams_have_their_answers_and_tell_what_is_wrong(llm: LLM) -> No
 
 
 @board
+def test_a_stream_that_is_closed_while_its_request_is_made_says_nothing(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    making, enough, asked, begun = threading.Event(), threading.Event(), llm._asked, list[api.Stream]()
+
+    def slow(*given: Any, **named: Any) -> Any:
+        making.set()
+        assert enough.wait(PATIENCE_S)
+        return asked(*given, **named)
+
+    monkeypatch.setattr(llm, "_asked", slow)
+    monkeypatch.setattr(api, "_read", lambda stream, *_: begun.append(stream))
+
+    async def main() -> None:
+        stream = llm.astream(BEGIN, max_tokens=3)
+        first = asyncio.create_task(anext(stream, None))
+        await asyncio.to_thread(making.wait, PATIENCE_S)
+        await stream.aclose()
+        enough.set()
+        assert await first is None
+        assert stream.reply is None
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+    assert begun == []
+
+
+@board
 def test_a_cancelled_task_ends_its_answer_and_the_next_one_is_served(llm: LLM) -> None:
     async def tell(stream: api.AsyncStream, begun: asyncio.Event) -> None:
         async for _ in stream:
