@@ -89,7 +89,9 @@ class Footprint:
         """Bytes with a context of so many positions."""
         dims = [rope.dim for rope in {op.rope for op in self.config.network.attends}]
         wider = 4 * sum(max(dims) - dim for dim in dims)  # tables of angles in one launch are as wide as the widest
-        return self._bytes(positions, self._cached(positions) + wider * positions, AHEAD, 2 * 4 * self.config.vocab)
+        ahead = AHEAD if self.config.causal else max(AHEAD, 1 << (positions - 1).bit_length())  # in one chunk
+        cached = self._cached(positions, ahead=ahead) + wider * positions
+        return self._bytes(positions, cached, ahead, 2 * 4 * self.config.vocab)
 
     def batch(self, positions: int, slots: int, blocks: int) -> int:
         """Bytes of a `Batch` of so many sequences of up to `positions`, that share so many blocks."""
@@ -100,10 +102,10 @@ class Footprint:
             slots * (int(SAMPLING_OF_TOKEN * self.config.vocab) + SAMPLING),
         )
 
-    def _cached(self, positions: int, slots: int = 1, blocks: int | None = None) -> int:
+    def _cached(self, positions: int, slots: int = 1, blocks: int | None = None, ahead: int = AHEAD) -> int:
         """Bytes of keys and values."""
         config, mixers = self.config, self.config.network.keeping
-        rows = {at: held(op, positions, AHEAD, slots, blocks) for at, op in mixers.items()}
+        rows = {at: held(op, positions, ahead, slots, blocks) for at, op in mixers.items()}
         kept = sum(bytes_of(config.at(at), op, rows[at], self.q8) for at, op in mixers.items())
         return kept + slots * sum(map(state_bytes, mixers.values()))
 

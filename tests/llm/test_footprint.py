@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_llama
 from tiny_llama import TYPE, Shape, write
 
 from tegrad import models
@@ -26,9 +28,18 @@ from tegrad.llm.sampler import Sampler
 from tegrad.llm.state import States
 from tegrad.nv.memory import Memory, Nvmap
 
+BOTH_WAYS = replace(
+    tiny_llama.BOTH_WAYS["gemma-embedding"], dim=256, ffn=24576, layers=1, context=2048, extra={
+        **tiny_llama.BOTH_WAYS["gemma-embedding"].extra, "gemma-embedding.attention.sliding_window": 512,
+    },
+)  # fmt: skip
+
 
 @pytest.mark.board
-def test_an_engine_takes_what_is_said_but_for_the_allowance(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shape", [None, pytest.param(BOTH_WAYS, id="both ways")])
+def test_an_engine_takes_what_is_said_but_for_the_allowance(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: Shape | None
+) -> None:
     from conftest import close_device
 
     close_device()
@@ -46,11 +57,15 @@ def test_an_engine_takes_what_is_said_but_for_the_allowance(device: str, monkeyp
 
     monkeypatch.setattr(Nvmap, "alloc", counted)
     monkeypatch.setattr(Nvmap, "free", freed)
-    with Gguf.open(models.SMALL) as file:
+    path = models.SMALL if shape is None else write(tmp_path / "model.gguf", shape, TYPE.Q8_0)
+    with Gguf.open(path) as file:
         said = Footprint.of(file, q8=True)
         context = said.config.longest
         with Engine(file, device=device, q8=True) as engine:
-            list(engine.generate([1, 2], Sampler(0.0), 2))
+            if shape is None:
+                list(engine.generate([1, 2], Sampler(0.0), 2))
+            else:
+                engine.hidden([1] * 33)
             engine._prompts()
             taken = sum(live.values())
     assert said.at(context) - ALLOWANCE < taken < said.at(context)
