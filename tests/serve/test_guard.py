@@ -11,9 +11,12 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tegrad.llm.errors import ContextError, ModelError
+from tegrad.llm.serial import ClosedError
 from tegrad.serve import log
-from tegrad.serve.failures import Failure
+from tegrad.serve.failures import Failure, failure
 from tegrad.serve.guard import OPEN, Bounded, Guarded, Logged
+from tegrad.serve.wire import EngineError
 
 HOST = "http://127.0.0.1:8080"
 
@@ -136,3 +139,12 @@ def test_a_bug_is_a_500_that_tells_the_client_nothing(
     assert found.status_code == 500
     assert found.json() == {"path": "/broken", "said": "the server failed: its log has more"}
     assert "a bug" in log._Text().format(caplog.records[0])
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(ContextError("long"), 400), (ClosedError("closed"), 503), (ModelError("wrong"), 400), (EngineError("gone"), 503)],
+)
+def test_an_error_is_the_clients_or_the_servers(error: Exception, status: int) -> None:
+    """What was closed under a request is no fault of who asked."""
+    assert failure(error).status == status
