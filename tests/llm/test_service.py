@@ -50,6 +50,10 @@ def service(device: str, path: Path) -> Iterator[Service]:
         yield made
 
 
+GATES: list[Gate] = []
+"""Those that a test made."""
+
+
 @dataclass
 class Gate:
     """A mask that allows all, for which the service waits until the gate is opened; `begun` once it does."""
@@ -57,6 +61,9 @@ class Gate:
     after: int = 0
     begun: threading.Event = field(default_factory=threading.Event)
     opened: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        GATES.append(self)
 
     def __call__(self, tokens: Sequence[int]) -> None:
         if len(tokens) == self.after:
@@ -92,6 +99,20 @@ def nothing_is_held(service: Service) -> bool:
     return service.counts.running == 0 and not batch.members and batch.pool.free == BLOCKS
 
 
+@pytest.fixture(autouse=True)
+def _empty(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that fails leaves the module's service to the next one as it found it."""
+    yield
+    while GATES:
+        GATES.pop().opened.set()
+    if "service" in request.fixturenames:
+        made: Service = request.getfixturevalue("service")
+        with made._changed:
+            for order in (*made._running.values(), *made._waiting):
+                order.cancel()
+        until(lambda: made.counts.waiting == 0 and (made._batch is None or nothing_is_held(made)))
+
+
 KINDS = (Settings(), Settings(0.9, top_k=20), Settings(logprobs=3), Settings(1.1, top_p=0.9, logprobs=0), Settings())
 
 
@@ -105,7 +126,9 @@ def test_answers_together_are_those_of_a_batch_alone(device: str, path: Path, se
                 batch.step()
             expected.append((member.tokens, member.logprobs))
     found: dict[int, Any] = {}
-    answers = [service.submit(prompt(at), COUNT, settings, seed=at) for at, settings in enumerate(KINDS)]
+    before = service.counts
+    with service._changed:  # none begins before all are there
+        answers = [service.submit(prompt(at), COUNT, settings, seed=at) for at, settings in enumerate(KINDS)]
     threads = [
         threading.Thread(target=lambda at=at: found.__setitem__(at, whole(answers[at]))) for at in range(len(KINDS))
     ]
@@ -121,10 +144,12 @@ def test_answers_together_are_those_of_a_batch_alone(device: str, path: Path, se
         assert (answer.usage.prompt, answer.usage.completion) == (len(prompt(at)), COUNT)
         assert answer.first_token is not None
     counts = service.counts
-    assert counts.completion_tokens == COUNT * len(KINDS) == sum(width * n for width, n in counts.widths.items())
-    assert counts.prompt_tokens == sum(len(prompt(at)) for at in range(len(KINDS)))
-    assert max(counts.widths) > 1
-    assert counts.ended == {"length": len(KINDS)}
+    widths = counts.widths - before.widths
+    made = counts.completion_tokens - before.completion_tokens
+    assert made == COUNT * len(KINDS) == sum(width * n for width, n in widths.items())
+    assert counts.prompt_tokens - before.prompt_tokens == sum(len(prompt(at)) for at in range(len(KINDS)))
+    assert max(widths) > 1
+    assert counts.ended - before.ended == {"length": len(KINDS)}
 
 
 def test_a_prompts_beginning_is_found_and_told(service: Service) -> None:
@@ -163,11 +188,12 @@ def test_coroutines_read_and_a_cancelled_task_gives_its_slot_and_blocks_back(ser
 
 
 def test_who_leaves_the_loop_gives_slot_and_blocks_back(service: Service) -> None:
-    before = service.counts.ended["cancelled"]
-    answer = service.submit(prompt(0))
+    before, gate = service.counts.ended["cancelled"], Gate(after=1)
+    answer = service.submit(prompt(0), mask=gate)
     for piece in answer:
         assert piece.tokens
         break
+    gate.opened.set()
     assert answer.finish_reason == "cancelled"
     until(lambda: nothing_is_held(service))
     assert service.counts.ended["cancelled"] == before + 1
@@ -176,23 +202,30 @@ def test_who_leaves_the_loop_gives_slot_and_blocks_back(service: Service) -> Non
 
 def test_the_queue_is_bounded_and_goes_in_order(service: Service) -> None:
     """The first two take all blocks, so that a slot is free that nobody behind the third may have."""
-    gate, order = Gate(), []
+    gate, second, order, refused = Gate(), Gate(after=1), [], service.counts.refused
     first = service.submit(prompt(0), mask=gate)
     assert gate.begun.wait(30)
 
     def told(at: int) -> Callable[[Sequence[int]], None]:
-        return lambda tokens: order.append(at) if not tokens else None
+        def mask(tokens: Sequence[int]) -> None:
+            if not tokens:
+                order.append(at)
+            elif at == 1:
+                second(tokens)
+
+        return mask
 
     others = [service.submit(prompt(at), 120 if at < 3 else 2, mask=told(at)) for at in range(1, SLOTS + QUEUE)]
     assert (service.counts.running, service.counts.waiting) == (1, SLOTS + QUEUE - 1)
     with pytest.raises(QueueFull, match="4 requests wait already: try again in") as caught:
         service.submit(prompt(0))
     assert caught.value.retry_after >= 1
-    assert service.counts.refused == 1
+    assert service.counts.refused == refused + 1
     gate.opened.set()
-    until(lambda: others[0].first_token is not None)
+    assert second.begun.wait(30)
     assert order == [1]
     first.cancel()
+    second.opened.set()
     for answer in others[:2]:
         next(iter(answer))  # and leave it
     assert [len(whole(answer)[1]) for answer in others[2:]] == [2, 2]
@@ -229,7 +262,7 @@ def test_a_deadline_ends_what_waits_and_what_runs(service: Service) -> None:
 def test_what_comes_too_late_while_another_ends_is_not_begun(service: Service) -> None:
     """It is asked for after the service looked for what is late, and before it lets what waits begin."""
     late: list[Answer] = []
-    first = service.submit(prompt(0), 90)
+    first = service.submit(prompt(0), 90, mask=(gate := Gate(after=1)))
     end = first.end
 
     def ask_again(reason: Reason, error: Exception | None = None) -> None:
@@ -238,6 +271,7 @@ def test_what_comes_too_late_while_another_ends_is_not_begun(service: Service) -
 
     first.end = ask_again  # type: ignore[method-assign]
     first.cancel()
+    gate.opened.set()
     whole(first)
     assert whole(late[0]) == ("", [], [])
     assert late[0].finish_reason == "timeout"
@@ -275,17 +309,25 @@ def test_a_reader_that_stalls_holds_up_nobody(service: Service) -> None:
 
 def test_text_ends_in_front_of_a_stop_string(service: Service) -> None:
     """And the sequence with it; tokens are counted up to the one that completed the string."""
+    before, read = service.counts.ended["stop"], threading.Event()
     letters = bits(np.isin(np.arange(SHAPE.vocab), range(ord("a"), ord("z") + 1)))
     text, tokens, _ = whole(service.submit(prompt(0), 12, mask=lambda tokens: letters))
     stop = text[5:7]
-    answer = service.submit(prompt(0), 60, stops=("never", stop), mask=lambda tokens: letters)
+
+    def held(tokens: Sequence[int]) -> bytes:
+        """The string is complete by now: its reader sees it before the answer's last token is made."""
+        assert len(tokens) < 12 or read.wait(30)
+        return letters
+
+    answer = service.submit(prompt(0), 60, stops=("never", stop), mask=held)
     cut, taken, _ = whole(answer)
+    read.set()
     assert cut == text[: text.index(stop)]
     assert taken == tokens[: len(taken)]
     assert service.tokenizer.decode(taken).endswith(stop)
     assert (answer.finish_reason, answer.usage.completion) == ("stop", len(taken))
     until(lambda: nothing_is_held(service))
-    assert service.counts.ended["stop"] == 1
+    assert service.counts.ended["stop"] == before + 1
 
 
 def test_a_token_that_ends_texts_ends_the_answer(service: Service) -> None:
@@ -322,10 +364,15 @@ def test_a_close_finishes_what_is_there_or_ends_it_and_leaves_nothing(opened: An
         used = int(board_status(os.environ["TEGRAD_BOARD"])["counts"]["memory_bytes"])
         return len(os.listdir("/proc/self/fd")), {thread.name for thread in threading.enumerate()}, used
 
+    def closing(tokens: Sequence[int]) -> None:
+        """No answer is whole before the close is asked for."""
+        if len(tokens) == 1:
+            until(lambda: made._closing)
+
     for _ in range(2):  # what the first keeps is the device's
         before = held()
         made = Service(path, opened.device, **OPTIONS)
-        answers = [made.submit(prompt(at), 30) for at in range(4)]
+        answers = [made.submit(prompt(at), 30, mask=closing) for at in range(4)]
         made.close(drain=drain)
         made.close()
     assert held() == before
