@@ -4,7 +4,7 @@ import errno
 import signal as signals
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -162,8 +162,8 @@ def behind_a_gate(device: Any, queue_type: Any = NVComputeQueue) -> Any:
     return gate
 
 
-def opened_while_asleep(device: Any, gate: Any, sleeps: list[int]) -> threading.Thread:
-    """Open the gate once the waiter has gone to sleep."""
+def while_asleep(device: Any, act: Callable[[], object], sleeps: list[int]) -> threading.Thread:
+    """Do something once the waiter has gone to sleep."""
     for fifo in (device.compute_gpfifo, device.dma_gpfifo):
         real = fifo.waker.sleep
 
@@ -173,15 +173,20 @@ def opened_while_asleep(device: Any, gate: Any, sleeps: list[int]) -> threading.
 
         fifo.waker.sleep = sleep
 
-    def opener() -> None:
+    def actor() -> None:
         while not sleeps:
             time.sleep(0.001)
         time.sleep(0.1)
-        gate.value = 1
+        act()
 
-    thread = threading.Thread(target=opener, daemon=True)
+    thread = threading.Thread(target=actor, daemon=True)
     thread.start()
     return thread
+
+
+def opened_while_asleep(device: Any, gate: Any, sleeps: list[int]) -> threading.Thread:
+    """Open the gate once the waiter has gone to sleep."""
+    return while_asleep(device, lambda: setattr(gate, "value", 1), sleeps)
 
 
 @pytest.mark.parametrize("queue_type", [NVComputeQueue, NVCopyQueue])
@@ -221,8 +226,7 @@ def test_ctrl_c_ends_the_sleep_and_the_device_goes_on(sleeper: Any) -> None:
     gate, value = behind_a_gate(sleeper), sleeper.timeline_value - 1
     main = threading.main_thread().ident
     assert main is not None
-    presser = threading.Timer(0.3, lambda: signals.pthread_kill(main, signals.SIGINT))
-    presser.start()
+    presser = while_asleep(sleeper, lambda: signals.pthread_kill(main, signals.SIGINT), [])
     with pytest.raises(KeyboardInterrupt):
         sleeper.synchronize()
     presser.join()
