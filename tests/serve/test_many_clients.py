@@ -23,9 +23,9 @@ CLIENTS = 64
 SECONDS = 120.0
 WORDS = [f"{left}{right}" for left in ("ab", "cde", "fa", "bed", "cab") for right in ("ab", "ce", "de", "face")]
 """Few, as tokenizers keep thousands of words that they have met."""
-WANTED = {"plain 200", "stream 200", "leaves 200", "wrong"}
+WANTED = {"plain 200", "stream 200", "leaves 200", "stalls 200", "grammar 200", "wrong"}
 GROWTH_BYTES = 16 << 20
-"""Of a process, from the first third to the end."""
+"""Of a process, from when all kinds of answers were given to the end."""
 
 
 def memory(pid: int) -> int:
@@ -38,12 +38,16 @@ def open_files(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-async def client(number: int, url: str, end: float, seen: Counter[str]) -> None:
-    """Requests of all kinds until the end, on a slow machine until all are answered."""
+def warm(seen: Counter[str]) -> bool:
+    """Whether all that a process makes once is made: kinds of answers, of several at once."""
+    return seen.keys() >= WANTED and sum(count for kind, count in seen.items() if kind.endswith("200")) >= CLIENTS
+
+
+async def client(number: int, url: str, over: asyncio.Event, seen: Counter[str]) -> None:
+    """Requests of all kinds until it is over."""
     rng = random.Random(number)
     async with httpx.AsyncClient(base_url=url, timeout=patience(120)) as http:
-        while time.monotonic() < end or not seen.keys() >= WANTED:
-            assert time.monotonic() < end + patience(), f"no answers to {WANTED - seen.keys()}"
+        while not over.is_set():
             body = {"prompt": " ".join(rng.choices(WORDS, k=rng.randrange(1, 60))), "seed": number}
             body |= {"max_tokens": rng.randrange(1, 24), "temperature": rng.choice([0, 0.8])}
             kind = rng.choice(["plain", "plain", "stream", "leaves", "stalls", "wrong", "grammar"])
@@ -78,11 +82,18 @@ def soak(server: Server, seconds: float) -> tuple[Counter[str], list[int]]:
     """What was answered to all clients, how often; nothing may have grown meanwhile, and by how many bytes it did."""
 
     async def all_of_them() -> tuple[list[int], list[int]]:
-        end = time.monotonic() + seconds
-        tasks = [asyncio.create_task(client(at, server.url, end, seen)) for at in range(CLIENTS)]
-        await asyncio.sleep(seconds / 3)
-        early = [memory(pid) for pid in pids]
-        await asyncio.gather(*tasks)
+        over = asyncio.Event()
+        async with asyncio.TaskGroup() as clients:
+            for at in range(CLIENTS):
+                clients.create_task(client(at, server.url, over, seen))
+            await asyncio.sleep(seconds / 3)
+            end = time.monotonic() + patience()
+            while not warm(seen):
+                assert time.monotonic() < end, f"no answers to {WANTED - seen.keys()}, or too few: {seen}"
+                await asyncio.sleep(0.01)
+            early = [memory(pid) for pid in pids]
+            await asyncio.sleep(seconds * 2 / 3)
+            over.set()
         return early, [memory(pid) for pid in pids]
 
     seen: Counter[str] = Counter()
