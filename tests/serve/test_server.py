@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -82,6 +83,15 @@ class Background(threading.Thread):
             self.events = self._server.stream(**self._fields)
         except Exception as error:
             self.error = error
+
+
+def closed(server: Server) -> bool:
+    """Whether it listens no more: it has seen that it is to end."""
+    try:
+        socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0), patience(60)).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 def test_models_are_loaded_by_name_when_they_are_asked_for(server: Server) -> None:
@@ -175,13 +185,11 @@ def test_a_signal_lets_finish_what_runs_and_takes_no_more(paths: dict[str, Path]
     with serving(tmp_path / "log", str(paths["a"])) as server:
         stream = Background(server, max_tokens=60)
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
-        with pytest.raises(httpx.ConnectError):
-            server.post()
-        stream.join(60)
+        until(lambda: closed(server))
+        stream.join(patience(60))
         assert stream.events[-1] == "[DONE]"
         assert json.loads(stream.events[-2])["choices"][0]["finish_reason"] == "length"
-        assert server.process.wait(30) == 0
+        assert server.process.wait(patience(60)) == 0
         until(lambda: not running(server.mark))
 
 
@@ -209,22 +217,34 @@ def test_a_second_signal_or_kill_9_ends_all_at_once_and_leaves_nothing(
         stream = Background(server)
         for number in ends:
             server.process.send_signal(number)
-            time.sleep(0.3)
-        assert server.process.wait(5) == (-9 if ends == (signal.SIGKILL,) else 128 + ends[0])
+            until(lambda: closed(server))  # two signals that nobody sees between them are one
+        assert server.process.wait(patience(60)) == (-9 if ends == (signal.SIGKILL,) else 128 + ends[0])
         until(lambda: not running(server.mark))
-        stream.join(30)
+        stream.join(patience(60))
+
+
+@contextmanager
+def reserved() -> Iterator[int]:
+    """A port that nobody gets but the server, which reuses addresses: a socket has it that does not listen."""
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        yield kept.getsockname()[1]
 
 
 @pytest.mark.klog_errors("unbind")  # of a channel that is busy, as its process is killed while it loads
 def test_it_is_alive_and_not_ready_while_the_first_model_loads(paths: dict[str, Path], tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with serving(tmp_path / "log", str(paths["a"]), "--port", str(port), ready=False) as server:
+    with (
+        reserved() as port,
+        serving(tmp_path / "log", str(paths["a"]), "--port", str(port), ready=False) as server,
+    ):
         url, seen = f"http://127.0.0.1:{port}", []
         deadline = time.monotonic() + patience(60)
         while (not seen or seen[-1] != (200, 200)) and time.monotonic() < deadline:
             try:
-                seen.append(tuple(httpx.get(f"{url}/{path}").status_code for path in ("health", "ready")))
+                seen.append(
+                    tuple(httpx.get(f"{url}/{path}", timeout=patience(60)).status_code for path in ("health", "ready"))
+                )
             except httpx.ConnectError:
                 assert not seen
             time.sleep(0.01)
