@@ -110,10 +110,11 @@ def run(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return go
 
 
-async def settled() -> None:
-    """Let all that can go on go on; reading a file takes a thread."""
-    for _ in range(20):
-        await asyncio.sleep(0.005)
+async def until(true: Callable[[], object]) -> None:
+    """Let others go on until something is so; reading a file takes a thread."""
+    async with asyncio.timeout(60):
+        while not true():
+            await asyncio.sleep(0.001)
 
 
 # ---- which there are
@@ -182,12 +183,11 @@ def test_one_load_serves_all_who_wait_for_it(run: Any) -> None:
                 await held.wait()
 
         tasks = [asyncio.create_task(have()) for _ in range(3)]
-        await settled()
+        await until(lambda: [len(place.waiting) for place in models.places] == [3])
         assert models.loads
         tasks.pop().cancel()  # one goes away meanwhile
         loader.gate.set()
-        await settled()
-        assert not models.loads
+        await until(lambda: not models.loads)
         assert [place.users for place in models.places] == [2]
         held.set()
         await asyncio.gather(*tasks)
@@ -208,10 +208,10 @@ def test_the_least_used_makes_room_once_nobody_uses_it(run: Any) -> None:
         assert loader.there == ["a", "c"]
         async with models.use("a"), models.use("c"):
             late = asyncio.create_task(models.use("b-Q8_0").__aenter__())
-            await settled()
+            await until(lambda: models._places["a"].leaving)
             assert loader.there == ["a", "c"]
             again = asyncio.create_task(models.use("a").__aenter__())  # which is to leave: it comes after the other
-            await settled()
+            await until(lambda: models._places["a"].waiting)
             assert not again.done()
         assert (await late).about.name == "b-Q8_0"
         assert (await again).about.name == "a"
@@ -232,7 +232,7 @@ def test_a_client_that_does_not_read_keeps_no_other_model_out_for_long(
             await asyncio.sleep(1.2)
             assert not other.done()  # the engine still works for it
             loader.made[0].busy = False
-            await asyncio.wait_for(other, 5)
+            await asyncio.wait_for(other, 60)
             assert loader.there == ["b-Q8_0"]
 
     run(test, fit=1)
@@ -251,8 +251,7 @@ def test_a_model_that_nobody_used_for_long_is_unloaded(run: Any) -> None:
             assert loader.there == ["a", "b-Q8_0"]
         async with models.use("a", keep_alive=0):
             pass
-        await settled()
-        assert loader.there == []
+        await until(lambda: loader.there == [])
 
     run(test, keep_alive=0.05)
 
@@ -265,18 +264,15 @@ def test_a_model_that_was_used_since_its_time_was_over_stays(run: Any) -> None:
             pass
         loader.gate.clear()
         loading = asyncio.create_task(models.use("b-Q8_0").__aenter__())
-        while not models._loading.locked():
-            await asyncio.sleep(0.001)
+        await until(models._loading.locked)
         async with models.use("a", keep_alive=0):
             pass
-        while len(models._tasks) < 2:  # the load, and what is to unload
-            await asyncio.sleep(0.001)
+        await until(lambda: len(models._tasks) == 2)  # the load, and what is to unload
         async with models.use("a", keep_alive=3600):
             pass
         loader.gate.set()
         await loading
-        while models._tasks:
-            await asyncio.sleep(0.001)
+        await until(lambda: not models._tasks)
         assert loader.there == ["a", "b-Q8_0"]
 
     run(test)
