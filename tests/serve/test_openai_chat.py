@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -117,12 +118,26 @@ def test_penalties_have_tokens_come_less_often(client: openai.OpenAI, small: Dir
     assert text(client, max_tokens=30, **penalties[0], repeat_last_n=0) == plain  # they look back on nothing
 
 
-def test_an_answer_ends_when_its_time_is_over(client: openai.OpenAI, small: Direct) -> None:
+def test_an_answer_ends_when_its_time_is_over(
+    client: openai.OpenAI, small: Direct, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever that is: here once three tokens came."""
     unending = {"logit_bias": {str(token): -100 for token in small.tokenizer.stops}, "max_tokens": 400}
-    answer = ask(client, timeout=2, **unending)
+    step = small.service._step
+
+    def late(batch: Any) -> None:
+        step(batch)
+        for member, order in small.service._running.items():
+            assert order.deadline <= time.monotonic() + 3600
+            if len(member.tokens) >= 3:
+                order.deadline = time.monotonic()
+
+    monkeypatch.setattr(small.service, "_step", late)
+    answer = ask(client, timeout=3600, **unending)
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage is not None
-    assert 0 < answer.usage.completion_tokens < 400
+    assert 3 <= answer.usage.completion_tokens < 400
+    monkeypatch.undo()
     assert ask(client, timeout=patience(60)).choices[0].message.content == text(client)
 
 
