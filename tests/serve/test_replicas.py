@@ -212,10 +212,11 @@ def test_answers_go_on_elsewhere_as_if_nothing_had_happened(pair: tuple[Replicat
         with processes.marked() as mark:
             await asyncio.to_thread(home.another)
             await there(model, 2)
+        boards = running(mark, "tegrad.orin")  # which takes its time
         answers = [asked(at) for at in range(4)]
         (last,) = (answer for answer in answers[:2] if owner(model, answer) == "here/2")
         await first([last], 10)
-        for pid in running(mark, "tegrad.orin"):
+        for pid in boards:
             kill(pid)  # its engine goes on and opens another board
         assert await asyncio.gather(*map(whole, answers)) == alone[:4]
         assert model.retried == moved + 2
