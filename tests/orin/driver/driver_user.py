@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +18,8 @@ from tegrad.uapi import structs as s
 from tegrad.uapi.errors import DriverError
 from tegrad.uapi.kernel import Kernel
 
+LOOKS, LOOK_S = 10, 0.002
+"""A thread that sleeps at so many looks in a row, so far apart, is in its call: what it does before that is short."""
 MEMORY = 15 << 30
 SPEC = "agx-orin-64gb:15GiB"
 """The board that the driver tests share: of a size that no other test uses, since boards are shared by their spec."""
@@ -43,6 +48,28 @@ class Channel:
     tsg: int
     vm: int
     token: int = -1
+
+
+def asleep(user: User, thread: threading.Thread, channel: Channel) -> None:
+    """Wait until the driver has the call that a thread makes on a channel, or until that is over.
+
+    The thread sleeps then, and a later call on the same fd was answered.
+    """
+    looks, end = 0, time.monotonic() + 60
+    while looks < LOOKS and thread.is_alive():
+        assert time.monotonic() < end, "the call does not sleep"
+        time.sleep(LOOK_S)
+        looks = looks + 1 if _state(thread) in ("S", "D") else 0
+    user.timed_out(channel)
+
+
+def _state(thread: threading.Thread) -> str:
+    """What the kernel says that a thread does; nothing of one that is over."""
+    try:
+        stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[0]
 
 
 class User:

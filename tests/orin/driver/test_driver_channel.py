@@ -5,11 +5,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import threading
-import time
 
 import pytest
 from driver_fake_gpu import NON_STALL
-from driver_user import SPEC, User, refused
+from driver_user import SPEC, User, asleep, refused
 
 from tegrad.hw.chips import CHIPS
 from tegrad.orin.client import board_log, board_status
@@ -175,12 +174,12 @@ def test_wait_sleeps_until_the_semaphore_and_an_interrupt_while_others_are_serve
 
     thread = threading.Thread(target=sleep, daemon=True)
     thread.start()
-    time.sleep(0.05)
+    asleep(user, thread, made)
     assert not user.timed_out(made)  # another call on the same fd meanwhile
     memory[8] = 7
     assert not over.wait(0.05)  # only an interrupt makes the driver look again
     doorbell.store32(NON_STALL, made.token)
-    assert over.wait(5)
+    assert over.wait(60)
     thread.join()
     doorbell.close()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from driver_fake_gpu import AWAKEN, NON_STALL, STUCK
-from driver_user import SPEC, Channel, User, refused
+from driver_user import SPEC, Channel, User, asleep, refused
 
 from tegrad.hw.faults import NotifierCode, read_notifier
 from tegrad.orin.client import BoardKernel, board_log
@@ -152,7 +152,7 @@ def waiting(user: User, channel: Channel, arg: s.Wait) -> tuple[threading.Thread
 
     thread = threading.Thread(target=sleep, daemon=True)
     thread.start()
-    time.sleep(0.05)
+    asleep(user, thread, channel)
     return thread, seen
 
 
