@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import threading
 import time
 from collections.abc import Iterator
 
@@ -13,6 +12,7 @@ from gpu_rig import PAGE, Buffer, ChannelRig, Rig
 from tegrad.hw.classes import HostMethod, MemOp
 from tegrad.hw.gpfifo import gp_entry
 from tegrad.orin.events import Note, PbdmaFault
+from tegrad.orin.host import Wait
 from tegrad.ptx.l2 import Mode
 
 THROUGH, BACK = Mode(0), Mode.BACK
@@ -277,7 +277,11 @@ def test_hopper_has_no_wait_for_pending_reads() -> None:
         with Rig(chip) as rig:
             channel = rig.channel().setup()
             channel.method(0, HostMethod.MEM_OP_A, 0, 0, 0, MemOp.L2_WAIT_FOR_SYS_PENDING_READS << 27)
-            channel.run(0.3 if faults else 60)
+            if faults:
+                channel.submit()
+                assert rig.wait(lambda: rig.of(PbdmaFault))
+            else:
+                assert channel.run()
             assert len(rig.of(PbdmaFault)) == faults
 
 
@@ -478,9 +482,10 @@ def test_a_gpfifo_in_kept_memory_gives_its_first_entries_only(through: Case) -> 
 def test_an_acquire_of_a_kept_word_never_ends(through: Case) -> None:
     channel = through.channel
     channel.acquire(through.kept.va, 5).release(through.out.va, 1).submit()
-    time.sleep(0.05)
-    threading.Timer(0.05, lambda: through.kept.put64(5)).start()
-    time.sleep(0.2)
+    host = through.rig.gpu._scheduler.channel(channel.chid)
+    assert through.rig.wait(lambda: host is not None and host.state is Wait.MEMORY)  # it has looked
+    through.kept.put64(5)
+    time.sleep(0.15)
     assert through.out.u32() == 0
     through.rig.gpu.flush_l2(True)
     assert through.rig.wait(lambda: through.out.u32() == 1)

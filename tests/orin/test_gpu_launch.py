@@ -334,7 +334,8 @@ def test_a_v4_release_of_one_word_with_64_bits_stores_nothing() -> None:
         channel, out, sem = rig.channel().setup(), rig.buffer(), rig.buffer()
         sem.put(b"\xa5" * 16)
         fields = release_fields(rig, 0, sem.va, 0x3_0000_0005, size=1, wide=1)
-        channel.launch(rig.qmd(rig.program(STORE, "store"), rig.arguments(out.va, 1), **fields))
+        channel.launch(rig.qmd(rig.program(STORE, "store"), rig.arguments(out.va, 1), **fields)).submit()
+        assert rig.wait(lambda: rig.of(Note))
         assert not channel.run(0.05)
         assert out.u32() == 1
         assert sem.mem[:16] == b"\xa5" * 16
@@ -669,7 +670,8 @@ def test_windows_that_are_missing_or_collide(rig: Rig, shared: int, local: int) 
 def test_a_qmd_of_another_version_never_completes(rig: Rig) -> None:
     channel, out = rig.channel().setup(), rig.buffer()
     other = 7 - rig.layout.major
-    channel.launch(rig.qmd(rig.program(STORE, "store"), rig.arguments(out.va, 1), qmd_major_version=other))
+    channel.launch(rig.qmd(rig.program(STORE, "store"), rig.arguments(out.va, 1), qmd_major_version=other)).submit()
+    assert rig.wait(lambda: rig.of(Note))
     assert not channel.run(0.05)
     assert not rig.of(FatalEvent)
     (note,) = rig.of(Note)
@@ -834,7 +836,7 @@ def test_closing_a_channel_aborts_its_grid_and_its_tsg(orin: Rig) -> None:
     busy, sister, gate = orin.channel().setup(), orin.channel(), orin.buffer()
     fields = release_fields(orin, 0, gate.va + 64, 1)
     busy.launch(orin.qmd(orin.program(SPIN, "spin"), orin.arguments(gate.va, 0), **fields)).submit()
-    time.sleep(0.02)
+    assert orin.wait(lambda: orin.gpu._scheduler.runlist._on)  # its grid runs
     assert orin.gpu.channel_destroy(busy.chid) is True
     assert gate.u32(64) == 0  # what was aborted does not signal
     assert not sister.run(0.02)
@@ -850,7 +852,7 @@ def test_closing_an_idle_channel_leaves_its_sisters_alone(orin: Rig) -> None:
 def test_a_fault_in_one_channel_ends_its_sisters_grid(orin: Rig) -> None:
     busy, bad, gate = orin.channel().setup(), orin.channel(), orin.buffer()
     busy.launch(orin.qmd(orin.program(SPIN, "spin"), orin.arguments(gate.va, 0))).submit()
-    time.sleep(0.02)
+    assert orin.wait(lambda: orin.gpu._scheduler.runlist._on)  # its grid runs
     bad.method(0, 4, 0).submit()
     orin.fatal()
     worker = orin.gpu._scheduler._channels[busy.chid].worker
