@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,19 @@ def refused(source: str) -> str:
     assert len(said) < 400
     assert said.startswith("the model's chat template ")
     return said.removeprefix("the model's chat template ")
+
+
+def computes(pid: int) -> None:
+    """Wait until a process computes: one that waits for a request does not."""
+
+    def ticks() -> int:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
+    begun, end = ticks(), time.monotonic() + 60
+    while ticks() < begun + 3:
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +156,8 @@ def test_one_that_is_closed_or_forgotten_leaves_no_process() -> None:
     assert [process.returncode for process in processes] == [-signal.SIGKILL] * 2
 
 
-def test_closing_ends_what_another_thread_renders() -> None:
+def test_closing_ends_what_another_thread_renders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CPU_LIMIT_S", 60.0)
     template, said = Template(LOOPS), []
 
     def render() -> None:
@@ -152,17 +167,18 @@ def test_closing_ends_what_another_thread_renders() -> None:
 
     thread = threading.Thread(target=render)
     thread.start()
-    time.sleep(0.1)
+    computes(template._process.pid)
     template.close()
     thread.join()
     assert said == ["the model was closed while its chat template was run: ask again"]
 
 
-def test_ctrl_c_reaches_what_another_thread_renders() -> None:
+def test_ctrl_c_reaches_what_another_thread_renders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CPU_LIMIT_S", 60.0)
     template = Template(LOOPS)
     with ThreadPoolExecutor(1) as pool:
         rendering = pool.submit(template.render, HELLO)
-        time.sleep(0.1)
+        computes(template._process.pid)
         module.interrupt()
         with pytest.raises(KeyboardInterrupt):
             rendering.result()
@@ -171,8 +187,9 @@ def test_ctrl_c_reaches_what_another_thread_renders() -> None:
 def test_ctrl_c_ends_a_rendering(tmp_path: Path) -> None:
     """SIGINT to this process alone, as by `kill -INT`; the process of the template goes with it."""
     code = (
-        "from tegrad.llm.template import Template\n"
-        f"template = Template({LOOPS!r})\n"
+        "from tegrad.llm import template as module\n"
+        "module.CPU_LIMIT_S = module.WALL_LIMIT_S = 60.0\n"
+        f"template = module.Template({LOOPS!r})\n"
         "print(template._process.pid, flush=True)\n"
         "template.render([])\n"
     )
@@ -181,7 +198,7 @@ def test_ctrl_c_ends_a_rendering(tmp_path: Path) -> None:
     ) as asked:
         assert asked.stdout is not None
         pid = int(asked.stdout.readline())
-        time.sleep(0.1)
+        computes(pid)
         asked.send_signal(signal.SIGINT)
         _, errors = asked.communicate()
     assert "KeyboardInterrupt" in errors
@@ -202,7 +219,8 @@ def test_a_rendering_whose_parent_was_killed_ends(number: signal.Signals) -> Non
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as asked:
         assert asked.stdout is not None
         pid = int(asked.stdout.readline())
-        time.sleep(0.1)
+        with suppress(OSError):  # it was over before we looked
+            computes(pid)
         asked.send_signal(number)
     stat, deadline = Path(f"/proc/{pid}/stat"), time.monotonic() + 60
     while stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z":  # nobody may collect it here
