@@ -171,6 +171,13 @@ class Scripted:
         threading.Thread(target=self._say, args=(asked,)).start()
         return asked.answer
 
+    def apart(self) -> None:
+        """To `wait` for: what was said last is read, so that each token comes by itself, however late its reader is."""
+        asked, end = self.asked[-1], time.monotonic() + 60
+        while asked.answer._came and not asked.left:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+
     async def embed(self, texts: Sequence[Sequence[int]]) -> Any:
         return np.ones((len(texts), 4), np.float32) / 2
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -109,7 +108,7 @@ def test_thoughts_come_where_they_are_wanted(client: anthropic.Anthropic, model:
 
 
 def test_a_stream_says_the_same(client: anthropic.Anthropic, model: Scripted) -> None:
-    model.text, model.wait = SAID_OPEN, lambda: time.sleep(0.004)
+    model.text, model.wait = SAID_OPEN, model.apart
     try:
         whole = client.messages.create(**ASKED, tools=TOOLS, thinking=THINK)
         with client.messages.stream(**ASKED, tools=TOOLS, thinking=THINK) as stream:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -145,7 +144,7 @@ def test_thoughts_text_and_calls_come_apart(client: ollama.Client) -> None:
 
 
 def test_a_stream_says_the_same_and_each_call_at_once(client: ollama.Client, model: Scripted) -> None:
-    model.wait = lambda: time.sleep(0.004)
+    model.wait = model.apart
     try:
         lines = list(client.chat(model="small", messages=HELLO, tools=TOOLS, stream=True))
     finally:

@@ -78,9 +78,7 @@ def test_a_stream_of_calls_says_the_same(scripted: Scripted, told: openai.OpenAI
 
 
 def test_arguments_come_as_they_are_made(scripted: Scripted, told: openai.OpenAI) -> None:
-    import time
-
-    scripted.wait = lambda: time.sleep(0.012)
+    scripted.wait = scripted.apart
     try:
         chunks = list(told.chat.completions.create(**ASKED, tools=TOOLS, stream=True))
     finally:
