@@ -256,9 +256,9 @@ class Batch(Closing):
     def step(self, *, wait: bool = True) -> list[tuple[Member, int]]:
         """Wait for the oldest step in flight, with the next ones submitted: the tokens that came, of each sequence.
 
-        Nothing comes only when no sequence is left, or where no `wait` is wanted for a token that comes after further
-        parts of prompts: one of these is on its way then, so that sequences may join and leave. One that fails finishes
-        with an `error`. ModelError where the batch is closed, or all that sequences wait for are masks.
+        Nothing comes only when no sequence is left or, without `wait`, while there are prompts alone: then one part of
+        them is on its way, and sequences may join and leave meanwhile. One that fails finishes with an `error`.
+        ModelError where the batch is closed, or all that sequences wait for are masks.
         """
         self._check_open()
         begun = time.monotonic()

@@ -118,13 +118,13 @@ extern "C" __global__ void BOUNDS flash(
     values = static_cast<const char *>(values) + from * ELEMENT;
     if constexpr (CACHE_Q8 && !HELD) value_scales += from / 32;
 
-    // Of this lane's rows g and g + 8: their positions, and where they lie in q and out.
-    int last[2];
+    // Of this lane's rows g and g + 8: their tokens' positions, and where they lie in q and out.
+    int token[2];
     size_t place[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         int row = min(row0 + 8 * h, count * GROUP - 1);
-        last[h] = start + row / GROUP;
+        token[h] = start + row / GROUP;
         place[h] = ((size_t)(row / GROUP) * HEADS + head * GROUP + row % GROUP) * HEAD_DIM;
     }
     const Tiles seen(start, count, block);
@@ -189,9 +189,9 @@ extern "C" __global__ void BOUNDS flash(
             for (int e = 0; e < 4; e++) {
                 score[n][e] = capped(score[n][e] * scale);
                 const int position = tile * TILE + 8 * n + 2 * t + (e & 1);
-                if (masked && position > Tiles::last_of(last[e >> 1], start + count)) score[n][e] = NONE;
+                if (masked && position > Tiles::last_of(token[e >> 1], start + count)) score[n][e] = NONE;
 #if WINDOW
-                if (masked && position <= last[e >> 1] - WINDOW) score[n][e] = NONE;
+                if (masked && position <= token[e >> 1] - WINDOW) score[n][e] = NONE;
 #endif
                 best[e >> 1] = fmaxf(best[e >> 1], score[n][e]);
             }

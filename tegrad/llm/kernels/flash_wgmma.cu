@@ -169,9 +169,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_wgmma(
     asm volatile("barrier.sync %0, 128;" ::"r"(1 + warp / 4) : "memory");
 
     const int g = lane / 4, t = lane % 4, row0 = block + warp * 16 + g;
-    int last[2];  // positions of this thread's rows g and g + 8
+    int token[2];  // positions of this thread's rows' tokens
 #pragma unroll
-    for (int h = 0; h < 2; h++) last[h] = start + min(row0 + 8 * h, count * GROUP - 1) / GROUP;
+    for (int h = 0; h < 2; h++) token[h] = start + min(row0 + 8 * h, count * GROUP - 1) / GROUP;
     const float scale = score_scale();
 
     Turn now;
@@ -214,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_wgmma(
         if (!seen.masked(tile)) return;
 #pragma unroll
         for (int i = 0; i < TILE / 2; i++) {
-            const int position = tile * TILE + 8 * (i / 4) + 2 * t + (i & 1), row = last[i >> 1 & 1];
+            const int position = tile * TILE + 8 * (i / 4) + 2 * t + (i & 1), row = token[i >> 1 & 1];
             if (position > Tiles::last_of(row, start + count) || (WINDOW && position <= row - WINDOW)) score[i] = NONE;
         }
     };
