@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
+from processes import patience
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -41,6 +42,7 @@ def chromium() -> Iterator[Browser]:
 @contextmanager
 def watched(browser: Browser, url: str, faults: Sequence[str] = (), **options: Any) -> Iterator[BrowserContext]:
     """A context of its own, which asks for nothing but this server and has no error but those that contain a fault."""
+    expect.set_options(timeout=1000 * patience(60))  # a first token may need kernels of its own
     context = browser.new_context(**options)
     wrong: list[str] = []
 
@@ -55,7 +57,7 @@ def watched(browser: Browser, url: str, faults: Sequence[str] = (), **options: A
     context.on("page", looked)
     asked: list[str] = []
     context.on("request", lambda request: asked.append(request.url))
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(1000 * patience(60))
     try:
         yield context
     finally:
@@ -81,7 +83,7 @@ def say(tab: Page, text: str) -> None:
 
 def done(tab: Page) -> Locator:
     """The last answer, once it has ended."""
-    expect(tab.get_by_role("button", name="Stop")).to_be_hidden(timeout=30_000)
+    expect(tab.get_by_role("button", name="Stop")).to_be_hidden(timeout=1000 * patience())
     return tab.locator("article.assistant").last
 
 

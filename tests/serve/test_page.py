@@ -413,6 +413,7 @@ def test_a_reload_in_the_middle_keeps_what_came(tab: Page, stand_in: StandIn) ->
     stand_in.says = {"Count": Said([*gates, None])}
     say(tab, "Count")
     expect(tab.locator("article.assistant .body")).to_have_text("0 1 2 3")
+    written(tab)
     tab.reload()
     expect(tab.locator("article.user .body")).to_have_text("Count")
     expect(tab.get_by_role("button", name="Stop")).to_be_hidden()
