@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import openai
 import pytest
 
@@ -18,6 +19,18 @@ from tegrad import models
 BOARD = "agx-orin-64gb"
 PATIENCE_MS = "200000"
 """A prompt is seconds of kernels on a board, and more where other work shares the cores."""
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _patient() -> Iterator[None]:
+    """httpx waits as long by default as boards do: its own 5 s may pass on a busy machine before an answer begins."""
+    default = httpx.get.__kwdefaults__["timeout"]  # which all of its functions and clients share
+    seconds = patience(int(PATIENCE_MS) / 1000)
+    with pytest.MonkeyPatch.context() as patch:
+        for wait in ("connect", "read", "write", "pool"):
+            patch.setattr(default, wait, seconds)
+        assert httpx.Client().timeout.read == seconds
+        yield
 
 
 @pytest.fixture(scope="module")
