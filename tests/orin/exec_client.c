@@ -202,7 +202,7 @@ static char *page;
 
 static void on_alarm(int sig) { (void)sig; }
 
-/* A wait of 20 s for a value that never comes, and a signal after 0.1 s. */
+/* A wait of 20 s for a value that never comes, and a signal every 0.1 s: the first may come before it sleeps. */
 static const char *interrupted(struct channel *c) {
   struct sigaction act = {.sa_handler = on_alarm}; /* without SA_RESTART */
   uint32_t wait[6] = {0};
@@ -211,8 +211,10 @@ static const char *interrupted(struct channel *c) {
   U32(wait, AT_CHANNEL_WAIT_timeout) = 20000;
   U32(wait, AT_CHANNEL_WAIT_condition_semaphore_dmabuf_fd) = c->done_fd;
   U32(wait, AT_CHANNEL_WAIT_condition_semaphore_payload) = 1234567;
-  setitimer(ITIMER_REAL, &(struct itimerval){.it_value = {.tv_usec = 100000}}, NULL);
-  return outcome(ioctl(c->fd, REQ_CHANNEL_WAIT, wait));
+  setitimer(ITIMER_REAL, &(struct itimerval){{.tv_usec = 100000}, {.tv_usec = 100000}}, NULL);
+  const char *said = outcome(ioctl(c->fd, REQ_CHANNEL_WAIT, wait));
+  setitimer(ITIMER_REAL, &(struct itimerval){0}, NULL);
+  return said;
 }
 
 static void *ring_blocked(void *token) {
