@@ -178,7 +178,8 @@ class L2:
         return known
 
     def attach(self, space: AddressSpace, mapping: Mapping) -> None:
-        """A mapping comes; its buffer's other mappings change if it is the first of its kind."""
+        """A mapping comes; its buffer's other mappings change if it is the first of its kind. Its own pages are shown
+        by the caller, once there is memory behind them."""
         physical = mapping.physical
         assert physical is not None
         with self._lock:
@@ -186,7 +187,7 @@ class L2:
             if mapping.cached and physical.first < 0:
                 self._give_frames(physical)
             physical.where(mapping).append((space, mapping))
-            self._mix(physical, was)
+            self._mix(physical, was, mapping)
 
     def leave(self, space: AddressSpace, mapping: Mapping) -> None:
         """A mapping is about to go: nothing of it stays kept."""
@@ -206,10 +207,11 @@ class L2:
                 self._physical.pop(physical.key, None)
             self._mix(physical, was)
 
-    def _mix(self, physical: Physical, was: bool) -> None:
+    def _mix(self, physical: Physical, was: bool, new: Mapping | None = None) -> None:
         if physical.mixed != was:
             for space, mapping in (*physical.cached, *physical.volatile):
-                space.show(mapping)
+                if mapping is not new:
+                    space.show(mapping)
 
     def _give_frames(self, physical: Physical) -> None:
         self.start()

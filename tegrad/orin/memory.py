@@ -177,6 +177,8 @@ class AddressSpace:
                 self._forget(va, va + size)
             physical = self.l2.physical((held.st_dev, held.st_ino), -(-held.st_size // PAGE), label)
             mapping = Mapping(va, size, writable, offset, cached, physical)
+            if cached:  # which a sweep of the L2 goes through from now on
+                self._second_view()
             self.l2.attach(self, mapping)
             try:
                 self._map_views(mapping, fd)
@@ -193,7 +195,6 @@ class AddressSpace:
         if not mapping.cached:
             self._map_host(self.base + va, size, fd, offset)
             return
-        self._second_view()
         self._map_host(self.base + va, size, *self.l2.map_shadow(mapping))
         self._map_host(self._memory + va, size, fd, offset)
 

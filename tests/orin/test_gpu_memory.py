@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -360,3 +362,42 @@ def test_what_lies_beyond_an_address_space_is_accepted() -> None:
             rig.gpu.unmap(1, va, buffer.size)
         straddling = rig.buffer(2 * PAGE, va=DEFAULT_SPAN - PAGE)
         rig.gpu.unmap(1, straddling.va, straddling.size)
+
+
+SECOND_MAPPINGS = """
+import os, threading
+from tegrad.orin.l2 import L2
+from tegrad.orin.memory import AddressSpace, Fault, HubClient
+from tegrad.ptx.l2 import Mode
+
+def mapped(space, va, fd, cached, meanwhile):
+    views = space._map_views
+    def between(mapping, fd):
+        other = threading.Thread(target=meanwhile)
+        other.start()
+        other.join()
+        views(mapping, fd)
+    space._map_views = between
+    space.map(va, PAGE, fd, 0, True, cached, "buffer")
+
+def reads():
+    try:
+        first.read(2 * PAGE, 4, HubClient.HOST)
+    except Fault:
+        print("an MMU fault")
+
+PAGE, l2, fd = 1 << 16, L2(1 << 20, Mode(0)), os.memfd_create("buffer")
+os.ftruncate(fd, PAGE)
+first, second = AddressSpace(1, l2=l2), AddressSpace(2, l2=l2)
+first.map(PAGE, PAGE, fd, 0, True, True, "buffer")
+first.read(PAGE, 4, HubClient.HOST)
+mapped(second, PAGE, fd, True, l2.invalidate)
+print("emptied")
+mapped(first, 2 * PAGE, fd, False, reads)
+"""
+
+
+def test_another_engine_meets_a_mapping_that_is_only_being_made() -> None:
+    """One that empties the L2 goes past it, one that accesses it has an MMU fault: neither takes the GPU down."""
+    done = subprocess.run([sys.executable, "-c", SECOND_MAPPINGS], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["emptied", "an MMU fault"]), done.stderr
