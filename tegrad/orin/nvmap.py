@@ -192,25 +192,31 @@ def _rw_checks(file: NvmapFile, call: Call, *, write: bool) -> Buffer:
 
 def write(file: NvmapFile, call: Call) -> Steps:
     """WRITE: strided copy from the caller into a buffer."""
-    arg = call.arg
-    buffer, left = _rw_checks(file, call, write=True), 0
-    for i in range(arg.count):
-        data, left = yield from copy_in_partly(arg.addr + i * arg.user_stride, arg.elem_size)
-        os.pwrite(buffer.fd, data, arg.offset + i * arg.hmem_stride)
-        if left:
-            break
+    arg, left = call.arg, 0
+    buffer = _rw_checks(file, call, write=True).hold()  # another thread may free the handle meanwhile
+    try:
+        for i in range(arg.count):
+            data, left = yield from copy_in_partly(arg.addr + i * arg.user_stride, arg.elem_size)
+            os.pwrite(buffer.fd, data, arg.offset + i * arg.hmem_stride)
+            if left:
+                break
+    finally:
+        buffer.drop()
     _moved(call, left or arg.count * arg.elem_size)
     return None
 
 
 def read(file: NvmapFile, call: Call) -> Steps:
     """READ: strided copy out of a buffer to the caller."""
-    arg = call.arg
-    buffer, left = _rw_checks(file, call, write=False), 0
-    for i in range(arg.count):
-        data = os.pread(buffer.fd, arg.elem_size, arg.offset + i * arg.hmem_stride)
-        if left := (yield from copy_out(arg.addr + i * arg.user_stride, data)):
-            break
+    arg, left = call.arg, 0
+    buffer = _rw_checks(file, call, write=False).hold()
+    try:
+        for i in range(arg.count):
+            data = os.pread(buffer.fd, arg.elem_size, arg.offset + i * arg.hmem_stride)
+            if left := (yield from copy_out(arg.addr + i * arg.user_stride, data)):
+                break
+    finally:
+        buffer.drop()
     _moved(call, left or arg.count * arg.elem_size)
     return None
 

@@ -7,10 +7,12 @@ import errno
 import mmap
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from driver_user import MEMORY, TAGGED, User, refused
 
+from tegrad.orin import connection
 from tegrad.uapi import constants as k
 from tegrad.uapi import ioctls as io
 from tegrad.uapi import structs as s
@@ -249,3 +251,36 @@ def _parameters(user: User, handle: int) -> s.HandleParameters:
     arg = s.HandleParameters(handle=handle)
     user.kernel.ioctl(user.nvmap, io.NVMAP_IOC_PARAMETERS, arg)
     return arg
+
+
+@pytest.mark.parametrize("row", [io.NVMAP_IOC_WRITE, io.NVMAP_IOC_READ], ids=["write", "read"])
+def test_write_and_read_keep_the_buffer_whose_handle_another_thread_frees(
+    user: User, monkeypatch: pytest.MonkeyPatch, row: Any
+) -> None:
+    """While they wait for the caller's memory; what gets the memory's number next is somebody else's."""
+    serve, others, size = connection.serve, list[int](), 2048
+    data = (ctypes.c_uint8 * size)(*b"A" * size)
+
+    def move(row: Any, handle: int, *, apart: int = 0) -> None:
+        own = {"elem_size": size // 2 - apart, "hmem_stride": size // 2, "user_stride": size // 2, "count": 2}
+        user.kernel.ioctl(user.nvmap, row, row.struct(addr=ctypes.addressof(data), handle=handle, **own))
+
+    def meanwhile(message: Any) -> Any:
+        if not others:
+            others.append(0)
+            user.free(handle)
+            for _ in range(3):
+                others.append(user.create(size))
+                user.alloc(others[-1])
+        return serve(message)
+
+    handle = user.create(size)
+    user.alloc(handle)
+    move(io.NVMAP_IOC_WRITE, handle)
+    monkeypatch.setattr(connection, "serve", meanwhile)
+    move(row, handle, apart=8)
+    assert bytes(data) == b"A" * size
+    for other in others[1:]:
+        move(io.NVMAP_IOC_READ, other)
+        assert bytes(data) == bytes(size)
+        user.free(other)
