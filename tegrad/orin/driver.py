@@ -169,7 +169,7 @@ class Driver:
                 self.on_new_gpu()
                 for vm in state.vms.values():
                     vm.replay()
-                for group in state.tsgs.values():
+                for group in list(state.tsgs.values()):
                     group.replay()
         except (GpuLost, GpuError) as failure:
             state.log.board(f"GPU reset failed: {failure}")
@@ -178,7 +178,7 @@ class Driver:
             self._resetting = False
         if state.quiesced:
             state.log.error("nvgpu_sw_quiesce", "SW quiesce: the GPU does not come back; restart the board")
-        for group in state.tsgs.values():
+        for group in list(state.tsgs.values()):  # a wait that ends may be the last to hold a group
             for dead in group.channels:
                 dead.running = False
             group.recover(NotifierCode.FIFO_ERROR_IDLE_TIMEOUT)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import select
+import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,13 +14,15 @@ from typing import Any
 
 import pytest
 from driver_fake_gpu import DIE, FAULT, SM_ERROR, SYNCPT
-from driver_user import FENCE, NVMAP, SPEC, Channel, User, refused
+from driver_user import FENCE, NVMAP, SPEC, Channel, User, asleep, refused
 
 from tegrad.hw.faults import NotifierCode, read_notifier
 from tegrad.orin.client import BoardKernel, board_log, board_status
 from tegrad.orin.tsg import Tsg
+from tegrad.uapi import constants as k
 from tegrad.uapi import ioctls as io
 from tegrad.uapi import structs as s
+from tegrad.uapi.errors import DriverError
 
 FAULTS = r"(?i)mmu fault|page fault|sm |GR exception|error notifier|GPU reset|quiesce|ctxsw timeout"
 pytestmark = pytest.mark.klog_errors(FAULTS)
@@ -196,3 +200,27 @@ def test_notifiers_are_written_before_another_group_may_have_the_engine() -> Non
     group: Any = SimpleNamespace(id=3, channels=[channel], driver=driver)
     Tsg.recover(group, NotifierCode.FIFO_ERROR_IDLE_TIMEOUT)
     assert done == ["notifier 8", "tsg_abort 3"]
+
+
+def test_a_reset_tells_all_groups_though_one_goes_with_its_last_wait(user: User) -> None:
+    """Its fds are closed already, so that the wait, which a reset ends, holds it alone."""
+    leaving, buffer = user.channel(), user.buffer()
+    staying = user.channel()
+    wait = s.Wait(type=k.NVGPU_WAIT_TYPE_SEMAPHORE, timeout=0)
+    wait.condition.semaphore.dmabuf_fd, wait.condition.semaphore.payload = buffer.fd, 1
+
+    def sleep() -> None:
+        with contextlib.suppress(DriverError):
+            user.kernel.ioctl(leaving.fd, io.NVGPU_IOCTL_CHANNEL_WAIT, wait)
+
+    thread = threading.Thread(target=sleep, daemon=True)
+    thread.start()
+    asleep(user, thread, leaving)
+    user.close(leaving.fd)
+    user.close(leaving.tsg)
+    doorbell = user.kernel.doorbell(user.ctrl)
+    doorbell.store32(DIE, 0)
+    wait_for(lambda: user.timed_out(staying))
+    thread.join(60)
+    assert not thread.is_alive()
+    doorbell.close()
