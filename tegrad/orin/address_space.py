@@ -290,9 +290,9 @@ class AddressSpace:
     def unmap(self, mapping: Mapping) -> None:
         """Give one reference to a mapping back; the last one takes it down."""
         mapping.count -= 1
-        mapping.released.wake()
         if mapping.count == 0:
             self._remove(mapping)
+        mapping.released.wake()  # who waits goes on in here
 
     def unmap_kernel(self, va: int) -> None:
         """Undo map_kernel."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import threading
 
 import pytest
-from driver_user import SPEC, User, refused
+from driver_user import SPEC, User, asleep, refused
 
 from tegrad.orin.client import board_status
 from tegrad.uapi import constants as k
 from tegrad.uapi import ioctls as io
 from tegrad.uapi import structs as s
+from tegrad.uapi.errors import DriverError
 
 MIB = 1 << 20
 FIXED, CACHEABLE = k.NVGPU_AS_MAP_BUFFER_FLAGS_FIXED_OFFSET, k.NVGPU_AS_MAP_BUFFER_FLAGS_CACHEABLE
@@ -99,3 +101,32 @@ def test_an_unmapped_pte_keeps_its_address_without_memory_behind(user: User) -> 
 
 def _gpu_mapped() -> int:
     return int(board_status(SPEC)["gpu"]["mapped"])
+
+
+@pytest.mark.parametrize("area", [False, True])
+def test_two_threads_take_down_a_fixed_mapping_that_was_mapped_twice(user: User, area: bool) -> None:
+    """The first waits for the second, which is another UNMAP or frees the area: it goes once."""
+    made = user.channel()
+    fd, errors = user.buffer(8192).fd, list[DriverError]()
+    va = user.reserve(made.vm, MIB)
+    for _ in range(2):
+        user.map(made.vm, fd, flags=FIXED, offset=va, mapping_size=8192)
+    before = _mappings()
+
+    def unmap() -> None:
+        try:
+            user.unmap(made.vm, va)
+        except DriverError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=unmap, daemon=True)
+    thread.start()
+    asleep(user, thread, made)
+    free = s.AsFreeSpace(offset=va, pages=MIB // 4096, page_size=4096)
+    user.kernel.ioctl(made.vm, io.NVGPU_AS_IOCTL_FREE_SPACE, free) if area else unmap()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert errors == []
+    assert _mappings() == before - 1
+    if area:
+        assert user.reserve(made.vm, MIB, va) == va
