@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from tegrad.orin.memory import GPC_CLIENT_GCC, AddressSpace
 
 LINE_BYTES = 64
@@ -15,6 +17,7 @@ class ConstantCache:
     def __init__(self, vm: AddressSpace) -> None:
         self._vm = vm
         self._lines: dict[int, tuple[int, bytes]] = {}
+        self._lock = threading.Lock()
 
     def read(self, va: int, size: int, generation: int, *, fresh: bool = False, what: str = "") -> bytes:
         """Bytes [va, va + size) through the cache; lines older than `generation`, or all if `fresh`, are fetched anew.
@@ -30,8 +33,9 @@ class ConstantCache:
             line = lines.get(at)
             if line is None or fresh or line[0] < generation:
                 line = (generation, self._vm.read(at, LINE_BYTES, GPC_CLIENT_GCC, gpc=0, what=what))
-                if len(lines) >= MOST_LINES:
-                    lines.pop(next(iter(lines)), None)
-                lines[at] = line
+                with self._lock:  # channels read in threads of their own
+                    if len(lines) >= MOST_LINES:
+                        lines.pop(next(iter(lines)), None)
+                    lines[at] = line
             parts.append(line[1])
         return b"".join(parts)[va - start : va - start + size]

@@ -8,6 +8,7 @@ the real cache, this one keeps what it fetched until an invalidation, whatever m
 from __future__ import annotations
 
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -130,6 +131,7 @@ class Modules:
 
     def __init__(self) -> None:
         self._kernels: OrderedDict[tuple[str, str], LoadedKernel] = OrderedDict()
+        self._lock = threading.Lock()
 
     def kernel(self, section: ptxsection.PtxSection) -> LoadedKernel:
         """The section's kernel, loaded on first sight. PtxError for text that the engine cannot run."""
@@ -140,9 +142,9 @@ class Modules:
             if section.name not in kernels:
                 raise IllegalCode(f"the PTX of {section.name} has no entry of that name, only {', '.join(kernels)}")
             kernel = kernels[section.name]
+        with self._lock:  # channels load in threads of their own
             self._kernels[key] = kernel
+            self._kernels.move_to_end(key)
             if len(self._kernels) > MOST_MODULES:
                 self._kernels.popitem(last=False)
-        else:
-            self._kernels.move_to_end(key)
         return kernel

@@ -75,7 +75,7 @@ class Tsg:
     @property
     def enabled(self) -> bool:
         """Whether the host may load it: one of its channels is enabled."""
-        return any(channel.enabled for channel in self.channels.values())
+        return any(channel.enabled for channel in tuple(self.channels.values()))  # the driver adds some meanwhile
 
 
 def order(groups: Iterable[Tsg]) -> list[Tsg]:
@@ -155,12 +155,12 @@ class Runlist:
     # -- from the scheduler -------------------------------------------------------------------------------------------
 
     def off(self, flag: AbortFlag) -> bool:
-        """Whether the grid with this flag does not run now: it waits for its turn, or has given way."""
+        """Whether the grid with this flag does not run now: it has not come yet, waits, or has given way."""
         with self._lock:
             if any(waiting is flag for _, waiting in self._queue):
                 return True
             tsg = next((tsg for tsg, grids in self._on.items() if any(g is flag for g in grids)), None)
-            return tsg is not None and tsg is not self._owner
+            return tsg is None or tsg is not self._owner
 
     def hold(self, tsg: Tsg) -> None:
         """Take a TSG off the engine and keep it off until `free`; `off` tells when its grids have given way."""

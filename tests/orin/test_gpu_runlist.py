@@ -286,3 +286,21 @@ def test_levels_and_time_slices_share_the_engine_out() -> None:
     assert settled.count(3) > settled.count(1) > 0
     assert settled.count(2) > 0
     runlist.close()
+
+
+def test_a_grid_that_has_not_come_yet_does_not_run() -> None:
+    """Its channel still reads its program, or compiles it, and goes without its group's end."""
+    runlist = Runlist(list, lambda tsg: None)
+    assert runlist.off(AbortFlag())
+
+
+def test_a_group_is_looked_at_while_it_gets_another_channel() -> None:
+    class Channel:
+        @property
+        def enabled(self) -> bool:
+            tsg.channels[len(tsg.channels)] = Channel()  # type: ignore[assignment]
+            return False
+
+    tsg = Tsg(1)
+    tsg.channels[0] = Channel()  # type: ignore[assignment]
+    assert not tsg.enabled

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tegrad.orin import program
+from tegrad.orin import constants, program
+from tegrad.orin.constants import LINE_BYTES, ConstantCache
 from tegrad.orin.program import IllegalCode, Modules
 
 
@@ -50,3 +52,33 @@ def test_a_module_without_the_kernel_is_told(loaded: list[str]) -> None:
     section = SimpleNamespace(name="a", ptx="text of b")
     with pytest.raises(IllegalCode, match="has no entry of that name, only b"):
         Modules().kernel(section)  # type: ignore[arg-type]
+
+
+def test_what_channels_keep_together_changes_under_a_lock(loaded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their workers are threads: modules, and lines of the constant cache, of which the oldest goes."""
+
+    class Watched(OrderedDict[Any, Any]):
+        def __setitem__(self, key: Any, value: Any) -> None:
+            assert owner._lock.locked()
+            super().__setitem__(key, value)
+
+        def popitem(self, last: bool = True) -> Any:
+            assert owner._lock.locked()
+            return super().popitem(last)
+
+        def pop(self, *key: Any) -> Any:
+            assert owner._lock.locked()
+            return super().pop(*key)
+
+    monkeypatch.setattr(program, "MOST_MODULES", 1)
+    monkeypatch.setattr(constants, "MOST_LINES", 1)
+    owner: Any = Modules()
+    owner._kernels = Watched()
+    owner.kernel(_section("a"))
+    owner.kernel(_section("b"))
+    assert [name for name, _ in owner._kernels] == ["b"]
+    space: Any = SimpleNamespace(read=lambda at, size, client, **how: bytes(size))
+    owner = ConstantCache(space)
+    owner._lines = Watched()
+    assert owner.read(0, 2 * LINE_BYTES, 1) == bytes(2 * LINE_BYTES)
+    assert list(owner._lines) == [LINE_BYTES]
