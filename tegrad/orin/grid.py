@@ -387,10 +387,13 @@ class GridRunner:
 
     def depend(self, va: int, delta: int) -> bool:
         """Change a QMD's dependence counter, which starts as the QMD says; True when it has come down to zero."""
-        count = self._waiting.get(va)
-        if count is None:
-            count = self.read(va).dependence
-        count += delta
+        with self._lock:  # parents end in threads of their own
+            count = self._waiting.get(va)
+            count = (self.read(va).dependence if count is None else count) + delta
+            if count > 0:
+                self._waiting[va] = count
+            elif count == 0:
+                self._waiting.pop(va, None)
         if count < 0:
             raise Fault(
                 SkedException,
@@ -398,8 +401,4 @@ class GridRunner:
                 qmd=va,
                 detail=f"the dependence counter of the QMD at {va:#x} falls below zero",
             )
-        if count == 0:
-            self._waiting.pop(va, None)
-            return True
-        self._waiting[va] = count
-        return False
+        return count == 0

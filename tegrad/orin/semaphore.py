@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import operator
 import struct
+import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tegrad.orin.memory import PAGE_SHIFT
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 Reduction = Callable[[int, int, int, bool], int]
 """(value in memory, payload, width in bits, signed) -> new value, still to be cut to the width."""
+_REDUCING: Final = threading.Lock()
+"""Held from a reduction's look at memory to its store: engines have threads of their own."""
 
 
 def gpu_time() -> int:
@@ -102,7 +106,7 @@ def release(
         return
     size = 16 if stamped else 8 if wide else 4
     vm.require(va, size, client, write=True, what=what)
-    with vm.storing(va, size):
+    with nullcontext() if reduction is None else _REDUCING, vm.storing(va, size):
         if stamped:
             vm.quads[va + 8 >> 3] = gpu_time()
         width = 64 if wide else 32

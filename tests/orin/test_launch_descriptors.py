@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +15,8 @@ import pytest
 from tegrad.hw.chips import CHIPS, Chip
 from tegrad.hw.faults import SkedBit
 from tegrad.hw.qmd import LAYOUTS, Qmd
-from tegrad.orin import launch
+from tegrad.orin import launch, semaphore
+from tegrad.orin.grid import Counters, GridRunner
 from tegrad.orin.launch import (
     WINDOWS_APART,
     Dependent,
@@ -23,6 +28,8 @@ from tegrad.orin.launch import (
     window_size,
     windows_overlap,
 )
+from tegrad.orin.memory import AddressSpace, HubClient
+from tegrad.orin.program import Modules
 
 ORIN, HOPPER = CHIPS["agx-orin-64gb"], CHIPS["gh100"]
 GRID = {
@@ -382,3 +389,60 @@ def test_a_window_ends_at_the_other_one_at_the_latest(chip: Chip) -> None:
 )
 def test_a_tpc_has_local_memory_for_all_its_warps_in_units_of_512(chip: Chip, per_thread: int, per_warp: int) -> None:
     assert local_memory_per_tpc(chip, per_thread) == per_warp * chip.warps_per_sm * chip.sm_per_tpc
+
+
+@pytest.fixture
+def page() -> Iterator[AddressSpace]:
+    """A page at 0x10000."""
+    space, fd = AddressSpace(1), os.memfd_create("page")
+    os.ftruncate(fd, 1 << 16)
+    space.map(1 << 16, 1 << 16, fd, 0, True)
+    os.close(fd)
+    yield space
+    space.close()
+
+
+class Beside(threading.Thread):
+    """What another channel does while one is between its look and its store; it may have to wait until that is over."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        super().__init__(daemon=True)
+        self._work, self.came = work, list[object]()
+
+    def run(self) -> None:
+        self.came.append(self._work())
+
+    def meet(self) -> None:
+        self.start()
+        self.join(0.2)
+
+
+def test_reductions_of_two_channels_lose_nothing(page: AddressSpace) -> None:
+    channel: Any = SimpleNamespace(vm=page, stored=lambda syncpt: None)
+
+    def release(reduction: Any) -> None:
+        semaphore.release(channel, 1 << 16, 1, HubClient.SKED, reduction=reduction)
+
+    def slow(old: int, payload: int, width: int, signed: bool) -> int:
+        other.meet()
+        return old + payload
+
+    other = Beside(lambda: release(semaphore.SHADER_REDUCTIONS[0]))
+    release(slow)
+    other.join(30)
+    assert page.words[1 << 14] == 2
+
+
+def test_a_dependent_of_two_channels_qmds_is_launched_once(page: AddressSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = GridRunner(CHIPS["agx-orin-64gb"], page, Modules(), Counters())
+    other = Beside(lambda: runner.depend(1 << 16, -1))
+
+    def read(va: int) -> Any:
+        if not other.ident:
+            other.meet()
+        return SimpleNamespace(dependence=2)
+
+    monkeypatch.setattr(runner, "read", read)
+    found = runner.depend(1 << 16, -1)
+    other.join(30)
+    assert sorted([found, *other.came]) == [False, True]
