@@ -68,11 +68,12 @@ class Driver:
         self.inject = Injector()
         self.on_new_gpu: Callable[[], None] = lambda: None  # its events come from another socket
         self._gpu_factory = gpu
-        self._resetting = False
+        self._resetting = self._hearing = False
         # The driver keeps both ends, so that doorbells survive a GPU process and none is lost in between.
         self._doorbell_read, self.doorbell = os.pipe2(os.O_CLOEXEC)
         link = Link(chip, self._doorbell_read, factory=gpu)
         self.state = DriverState(chip, Memory(memory_limit, board_id), link, self._lost, Arbiter(chip))
+        self.state.on_ending = self._hear
 
     def close(self) -> None:
         """End the GPU process."""
@@ -141,11 +142,21 @@ class Driver:
 
     def poll_gpu(self) -> None:
         """Act on what the GPU reported."""
-        events, lost = self.state.gpu.poll()
-        for event in events:
-            recovery.handle(self.state, event)
-        if lost:
+        if self._hear():
             self.reset_gpu("the GPU process is gone")
+
+    def _hear(self) -> bool:
+        """Act on the GPU's reports; whether it is gone. What it reports meanwhile is heard after them."""
+        if self._hearing:
+            return False
+        self._hearing = True
+        try:
+            events, lost = self.state.gpu.poll()
+            for event in events:
+                recovery.handle(self.state, event)
+        finally:
+            self._hearing = False
+        return lost
 
     def _lost(self, lost: GpuLost) -> None:
         """The GPU did not answer a call: nothing helps while it is replaced."""

@@ -18,7 +18,7 @@ import socket
 import struct
 import threading
 import traceback
-from typing import Any
+from typing import Any, Final
 
 from tegrad.hw.chips import Chip
 from tegrad.orin import wire
@@ -28,6 +28,10 @@ GPU = "tegrad.orin.gpu:Gpu"
 CALL_TIMEOUT_S = 60.0
 MAX_MESSAGE = 1 << 16
 _PR_SET_PDEATHSIG = 1
+ENDING: Final = frozenset({"channel_destroy", "tsg_destroy", "syncpoint_free"})
+"""Calls after which a number may be somebody else's: what the GPU has to report of it comes before their answer."""
+REPORT_S: Final = 1.0
+"""Seconds that an answer waits for reports at most: the driver takes none meanwhile, and may have no room for more."""
 
 
 class GpuLost(Exception):
@@ -122,7 +126,7 @@ def _close_all_but(*keep: int) -> None:
 
 def _serve(chip: Chip, factory: str, calls: socket.socket, events: socket.socket, doorbell: int) -> None:
     """Build the GPU and answer calls until the driver is gone."""
-    outbox: queue.SimpleQueue[GpuEvent] = queue.SimpleQueue()
+    outbox: queue.Queue[GpuEvent] = queue.Queue()
 
     def post() -> None:
         while True:
@@ -130,6 +134,7 @@ def _serve(chip: Chip, factory: str, calls: socket.socket, events: socket.socket
                 events.send(pickle.dumps(outbox.get()))
             except OSError:
                 os._exit(0)
+            outbox.task_done()
 
     threading.Thread(target=post, name="events", daemon=True).start()
     module, _, name = factory.partition(":")
@@ -148,6 +153,9 @@ def _serve(chip: Chip, factory: str, calls: socket.socket, events: socket.socket
         finally:
             for fd in fds:
                 os.close(fd)
+        if method in ENDING:
+            with outbox.all_tasks_done:
+                outbox.all_tasks_done.wait_for(lambda: not outbox.unfinished_tasks, REPORT_S)
         _answer(calls, pickle.dumps(answer))
 
 

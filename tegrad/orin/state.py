@@ -19,7 +19,7 @@ from tegrad.orin.arbiter import Arbiter
 from tegrad.orin.buffers import Memory, NvmapState
 from tegrad.orin.channel import MAX_CHANNELS, DriverChannel
 from tegrad.orin.klog import KernelLog
-from tegrad.orin.link import GpuLost, Link
+from tegrad.orin.link import ENDING, GpuLost, Link
 from tegrad.orin.registry import Registry
 from tegrad.orin.sharing import Instance
 from tegrad.orin.steps import require
@@ -42,6 +42,8 @@ class DriverState:
     on_lost: Callable[[GpuLost], None]
     """What to do when the GPU's process dies or hangs in a call: find another, or set `quiesced`."""
     clock: Arbiter
+    on_ending: Callable[[], object] = lambda: None
+    """Acts on what the GPU has reported: called before a number that it knows may be somebody else's."""
     quiesced: bool = False
     """Whether the driver gave up on the GPU: every call that needs it is ENODEV."""
     log: KernelLog = field(default_factory=KernelLog)
@@ -74,7 +76,10 @@ class DriverState:
         """
         try:
             if not self.quiesced:
-                return self.gpu.call(method, *args, fd=fd)
+                answer = self.gpu.call(method, *args, fd=fd)
+                if method in ENDING:
+                    self.on_ending()
+                return answer
         except GpuLost as lost:
             self.on_lost(lost)
         require(not self.quiesced or method in LETTING_GO, errno.ENODEV)

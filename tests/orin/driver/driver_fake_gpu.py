@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
+import time
 from collections.abc import Callable
 
 from tegrad.hw.chips import Chip
@@ -80,3 +81,20 @@ class FakeGpu:
         if name.startswith("_"):
             raise AttributeError(name)
         return lambda *args: self.calls.append((name, *args))
+
+
+class SlowNote(ev.Note):
+    """One that takes its time on the way to the driver."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        time.sleep(0.05)
+        return ev.Note, (-1, -1, "slow")
+
+
+class LastWords(FakeGpu):
+    """One on which a channel faults as it is destroyed, which is reported late."""
+
+    def channel_destroy(self, chid: int) -> None:
+        self._on_event(SlowNote(-1, -1, ""))
+        self._on_event(ev.MmuFault(chid, self.channels[chid], 0x123000, 2, 1, 0, 3, gpc=1, detail="fake"))
+        super().channel_destroy(chid)

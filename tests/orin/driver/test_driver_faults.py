@@ -224,3 +224,17 @@ def test_a_reset_tells_all_groups_though_one_goes_with_its_last_wait(user: User)
     thread.join(60)
     assert not thread.is_alive()
     doorbell.close()
+
+
+def test_what_is_reported_of_a_channel_that_goes_is_not_the_next_ones() -> None:
+    """Which has the numbers of its channel and of its group."""
+    spec = "agx-orin-64gb:23GiB"
+    kernel = BoardKernel(spec, linger=0.2, gpu="driver_fake_gpu:LastWords")
+    first, second = User(kernel), User(kernel)
+    gone = first.channel()
+    first.close_all()
+    channel = second.channel()
+    wait_for(lambda: any("MMU FAULT" in line for line in board_log(spec)))
+    assert channel.token == gone.token
+    assert not second.timed_out(channel)
+    second.close_all()
