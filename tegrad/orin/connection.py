@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import socket
+import stat
 import threading
 from pathlib import Path
 from typing import Any
@@ -42,14 +43,10 @@ def call(fd: int, request: Message, *, peer: int | None = None) -> Message:
     """
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with near:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=fd)
-        try:
+        with far, _copy(fd) as sock:
             if peer is not None and not _made_by(sock, peer):
                 raise OSError(errno.ENOTTY, os.strerror(errno.ENOTTY))
             wire.send(sock, request, reply=far.fileno())
-        finally:
-            sock.detach()
-            far.close()
         while True:
             got = wire.receive(near)
             if got is None:
@@ -60,8 +57,18 @@ def call(fd: int, request: Message, *, peer: int | None = None) -> Message:
             wire.send(near, serve(answer))
 
 
+def _copy(fd: int) -> socket.socket:
+    """Another fd of the caller's socket. OSError(ENOTSOCK) if it is none.
+
+    Never the caller's own: the exception of a signal may destroy the object at any moment, which closes its fd.
+    """
+    if not stat.S_ISSOCK(os.fstat(fd).st_mode):  # socket() would refuse the copy, and leave it open
+        raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=os.dup(fd))
+
+
 def _made_by(sock: socket.socket, pid: int) -> bool:
-    """Whether an fd is a device fd of the board whose driver has this pid. OSError(ENOTSOCK) if it is no socket."""
+    """Whether a socket is a device fd of the board whose driver has this pid."""
     kind = sock.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN), sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
     return kind == (socket.AF_UNIX, socket.SOCK_SEQPACKET) and board.peer(sock)[0] == pid
 

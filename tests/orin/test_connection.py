@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import gc
@@ -173,6 +174,32 @@ def test_what_is_no_socket_is_none_and_stays_open() -> None:
     finally:
         os.close(read)
         os.close(write)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # nobody could close what was made when the signal came
+def test_a_signal_in_the_midst_of_a_call_leaves_the_callers_fd_open(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its exception comes when a socket object has just been made for the fd, and destroys that."""
+    near, _ = pair
+    made, seen = socket.socket.__init__, list[int]()
+
+    def interrupted(self: socket.socket, *args: int, **more: int) -> None:
+        made(self, *args, **more)
+        if os.path.sameopenfile(self.fileno(), near.fileno()):
+            seen.append(self.fileno())
+            raise KeyboardInterrupt
+
+    gc.collect()  # what tests before this one left open would be closed in its midst
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(socket.socket, "__init__", interrupted)
+    with contextlib.suppress(KeyboardInterrupt):
+        call(near.fileno(), Message(Op.IOCTL))
+    monkeypatch.undo()
+    gc.collect()
+    assert len(seen) == 1
+    os.fstat(near.fileno())
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.parametrize("checked", [True, False])
