@@ -67,6 +67,7 @@ class Calls:
             message.close_fds()
             row = driver.row(file, message.code, len(message.payload))
         except Errno as refusal:
+            message.close_fds()
             with reply:
                 deliver(reply, Message(Op.DONE, refusal.number))
             for buffer in held:
@@ -95,23 +96,32 @@ class Calls:
         pending = self._by_fd[fd]
         try:
             got = wire.receive(pending.reply)
-        except OSError:
+        except BlockingIOError:
+            return
+        except OSError as lost:  # no room for the fd of the answer, which is gone
+            self._give_up(pending, lost.errno or errno.EMFILE)
             return
         if got is None:
             return
         message = got[0]
         try:
             value = self._value(pending, message)
+        except Errno as refusal:
+            self._give_up(pending, refusal.number)
+            return
         finally:
             message.close_fds()
         self._advance(pending, value)
 
     def abandon(self, fd: int) -> None:
         """The caller died in the middle of a call."""
-        pending = self._by_fd[fd]
+        self._give_up(self._by_fd[fd], errno.EINTR)
+
+    def _give_up(self, pending: Pending, code: int) -> None:
+        """End a call whose handler waits."""
         assert pending.steps is not None
         pending.steps.close()
-        self._finish(pending, errno.EINTR)
+        self._finish(pending, code)
 
     def _value(self, pending: Pending, message: Message) -> Any:
         """What the handler gets for what it waited for."""
@@ -176,15 +186,18 @@ class Calls:
             sockets.unwatch(pending.reply)
         ends: list[socket.socket] = []
         answer = Message(Op.DONE, code, value)
-        if code:
+        if not code:
+            try:
+                answer.fds = [self._new_fd(call.new[name], ends) for name in call.row.fds_out if name in call.new]
+                answer.payload = _copied_back(call, value)
+            except Errno as full:
+                answer.code, answer.value = full.number, 0
+        if answer.code:
             for made in call.new.values():
-                if isinstance(made, File):
+                if isinstance(made, File) and made.sock is None:  # one that has a socket goes with the other end of it
                     made.release()
             if call.copy_back_always:
                 answer.payload = _block(call)
-        else:
-            answer.fds = [self._new_fd(call.new[name], ends) for name in call.row.fds_out if name in call.new]
-            answer.payload = _copied_back(call, value)
         with pending.reply:
             deliver(pending.reply, answer)
         for end in ends:

@@ -193,13 +193,12 @@ class Server:
             if not isinstance(file, CtrlFile):
                 raise Errno(errno.EPERM if isinstance(file, NvmapFile) else errno.ENODEV)
             mmap_registers_check(file, message.code, message.value)
+            ours, theirs = self.sockets.pair()
         except Errno as refusal:
             deliver(reply, Message(Op.DONE, refusal.number))
             return
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         file.registers_mapped = True
         file.calls += 1
-        self.sockets.watch(ours)
         self.sockets.leases[ours.fileno()] = Lease(ours, file)
         facts = json.dumps({"class": self.driver.state.chip.usermode_class}).encode()
         with theirs:

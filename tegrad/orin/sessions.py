@@ -49,7 +49,12 @@ def open_node(sockets: Sockets, session: Session, message: Message) -> Answer:
     """A device fd."""
     sockets.driver.state.calls["open"] += 1
     process = needed(session.process, errno.EPROTO)
-    end = sockets.give(sockets.driver.open(message.payload.decode(), process))
+    file = sockets.driver.open(message.payload.decode(), process)
+    try:
+        end = sockets.give(file)
+    except Errno:
+        file.release()
+        raise
     return Message(Op.DONE, fds=[end.fileno()]), end
 
 

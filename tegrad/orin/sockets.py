@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import socket
@@ -18,7 +19,7 @@ from tegrad.orin.buffers import Buffer
 from tegrad.orin.ctrl import CtrlFile
 from tegrad.orin.driver import Driver
 from tegrad.orin.files import File, Foreign
-from tegrad.orin.steps import Process
+from tegrad.orin.steps import Errno, Process
 from tegrad.orin.wire import Message
 
 
@@ -70,20 +71,31 @@ class Sockets:
         self.epoll.register(pidfd, select.EPOLLIN)
         self.kept.add(pidfd)
 
+    def pair(self) -> tuple[socket.socket, socket.socket]:
+        """A new pair of sockets, of whose first we hear. Errno where there is no fd for them."""
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self.watch(ours)
+        except OSError as full:
+            raise Errno(full.errno or errno.EMFILE) from None
+        return ours, theirs
+
     def give(self, file: File) -> socket.socket:
-        """The client's end of a new file's fd."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        """The client's end of a new file's fd. Errno where there is none, and the file is the caller's to release."""
+        ours, theirs = self.pair()
         stat = os.fstat(theirs.fileno())
         file.sock, file.inode = ours, (stat.st_dev, stat.st_ino)
-        self.watch(ours)
         self.files[ours.fileno()] = self.by_inode[file.inode] = file
         if file.readable:
             file.make_readable()
         return theirs
 
     def resolve(self, fd: int, held: list[Buffer]) -> File | Buffer | Foreign:
-        """What an fd from a client is; a buffer's reference is added to `held`."""
-        found = self.driver.resolve(fd, self.by_inode)
+        """What an fd from a client is; a buffer's reference is added to `held`. Errno where no fd is left for it."""
+        try:
+            found = self.driver.resolve(fd, self.by_inode)
+        except OSError as full:
+            raise Errno(full.errno or errno.EMFILE) from None
         if isinstance(found, Buffer):
             held.append(found)
         return found
