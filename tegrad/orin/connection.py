@@ -93,11 +93,13 @@ class Connection:
     def call(self, request: Message) -> Message:
         """A request to the board itself; starts a private one when there is none. Raises OSError, BoardError."""
         for attempt in (1, 2):
-            sock = self._session()
+            sock = None
             try:
+                sock = self._session()
                 answer = call(sock.fileno(), request)
             except (BrokenPipeError, ConnectionResetError):
-                self._forget(sock)
+                if sock is not None:  # else the board has ended before it took us
+                    self._forget(sock)
                 if attempt == 2:
                     raise
             else:
@@ -143,7 +145,11 @@ class Connection:
                 if sock is None:
                     raise BoardError("the emulated board ended right after its start")
             me = {"token": Me.token, "pid": os.getpid(), "comm": _comm()}
-            hello = call(sock.fileno(), Message(Op.HELLO, payload=json.dumps(me).encode()))
+            try:
+                hello = call(sock.fileno(), Message(Op.HELLO, payload=json.dumps(me).encode()))
+            except OSError:
+                sock.close()
+                raise
             self.facts = json.loads(hello.payload)
             self._sock = sock
             return sock

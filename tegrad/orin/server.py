@@ -59,7 +59,11 @@ class Server:
     # ---- the loop ------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until stopped or idle for long enough."""
+        """Serve until stopped or idle for long enough.
+
+        The listener is closed first, before the exit closes clients' sockets too: a board that they saw end is not
+        found running.
+        """
         try:
             while not self.sockets.stopping:
                 ready = self.sockets.epoll.poll(self._patience(), EVENTS_PER_POLL)
@@ -71,6 +75,7 @@ class Server:
                 if self._idle():
                     return
         finally:
+            self.listener.close()  # or whoever connects while the GPU ends would be let in, and told nothing
             self.driver.close()
 
     def _hang_ups(self, ready: list[tuple[int, int]]) -> None:
@@ -232,7 +237,6 @@ def serve(
 ) -> NoReturn:
     """Be the driver process until it is time to go.
 
-    The listener is closed before the exit closes clients' sockets: a board that they saw end is not found running.
     `log_copy` is a file that gets every line of the kernel log.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -241,5 +245,4 @@ def serve(
     if log_copy is not None:
         server.driver.state.log.copy_to(log_copy)
     server.run()
-    listener.close()  # the exit would close it last, after the sockets of the clients
     os._exit(0)

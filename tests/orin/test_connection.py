@@ -309,6 +309,31 @@ def test_a_board_that_listens_no_more_is_started_anew(started: list[tuple[object
     assert len(started) == 1
 
 
+def test_a_board_that_ends_before_it_lets_us_in_is_started_anew(
+    small: SmallBoard, started: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its listener has taken the connection, and is closed before anybody accepts it."""
+    made, connect = Connection(PRIVATE), board.connect
+    made._address = small.address + b"-ending"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as ending:
+        ending.bind(made._address)
+        ending.listen(1)
+        late: list[socket.socket] = []
+
+        def connect_late(address: bytes) -> socket.socket | None:
+            sock = connect(address)
+            ending.close()
+            if sock is not None:
+                late.append(sock)
+            return sock
+
+        monkeypatch.setattr(board, "connect", connect_late)
+        assert made.call(Message(Op.EXISTS)).value == 8
+    assert small.ops() == [Op.HELLO, Op.EXISTS]
+    assert len(started) == 1
+    assert [sock.fileno() == -1 for sock in late] == [True, False]  # the one that led nowhere is closed
+
+
 def test_a_board_that_ends_at_once_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(board, "start", lambda *_, **__: b"\0tegrad-test-nobody")
     with pytest.raises(BoardError, match="ended right after its start"):

@@ -203,20 +203,26 @@ def test_a_board_that_listens_no_more_is_not_running() -> None:
             assert name not in board.running()
 
 
-def test_a_board_gives_up_its_name_before_its_clients_see_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_board_gives_up_its_name_before_anything_of_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is let in while its GPU ends, and whoever sees the board end does not find it running."""
     listener, session = socket.socketpair()  # an exit closes the newest fds first: the session, then the listener
-    open_at_exit: list[bool] = []
+    open_at_end: list[bool] = []
+
+    def note() -> None:
+        open_at_end.extend(sock.fileno() != -1 for sock in (listener, session))
 
     def leave(status: int) -> None:
-        open_at_exit.extend(sock.fileno() != -1 for sock in (listener, session))
+        note()
         raise SystemExit(status)
 
-    monkeypatch.setattr(server, "Server", lambda *_, **__: SimpleNamespace(run=lambda: None))
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(os, "_exit", leave)
-    with listener, session, pytest.raises(SystemExit):
-        server.serve(CHIPS["orin-nano-8gb"], GIB, listener, linger=None, gpu=FAKE_GPU)
-    assert open_at_exit == [False, True]
+    with listener, session, socket.socket() as events:
+        state = SimpleNamespace(gpu=SimpleNamespace(events=events))
+        monkeypatch.setattr(server, "Driver", lambda *_, **__: SimpleNamespace(state=state, close=note))
+        monkeypatch.setattr(signal, "signal", lambda *_: None)
+        monkeypatch.setattr(os, "_exit", leave)
+        with pytest.raises(SystemExit):
+            server.serve(CHIPS["orin-nano-8gb"], GIB, listener, linger=0.0, gpu=FAKE_GPU)
+    assert open_at_end == [False, True] * 2
 
 
 @pytest.mark.parametrize(
