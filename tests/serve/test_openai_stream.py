@@ -175,18 +175,15 @@ def test_what_fails_after_a_comment_is_an_event(
 def test_tokens_that_come_together_share_an_event(
     scripted: Scripted, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its model has said all before anybody reads; one that takes its time has an event for each token."""
-    submit = scripted.submit
-
-    def at_once(*given: Any, **more: Any) -> Any:
-        answer = submit(*given, **more)
-        until(lambda: answer._ended is not None)
-        return answer
-
-    monkeypatch.setattr(scripted, "submit", at_once)
-    found = events(httpx.post(url + CHAT, json=HELLO | {"stream": True}).text)
+    """However long that takes here: those that come while the first one's time lasts."""
+    monkeypatch.setattr(conversation, "PACE_S", 60.0)
+    scripted.wait = lambda: time.sleep(0.002)
+    try:
+        found = events(httpx.post(url + CHAT, json=HELLO | {"stream": True}).text)
+    finally:
+        scripted.wait = lambda: None
     assert "".join(one["choices"][0]["delta"].get("content", "") for one in found) == TEXT
-    assert len(found) < len(scripted.tokenizer.encode(TEXT, bos=False)) // 2
+    assert len(found) <= 3  # the first ones, all others, and the end
 
 
 def test_nobody_waits_for_more_after_the_end(scripted: Scripted, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
