@@ -8,6 +8,7 @@ import json
 import socket
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ class Pending:
     steps: Steps | None = None
     waiting: Request | None = None
     deadline: float | None = None
+    wake: Callable[[], None] | None = None
 
 
 class Calls:
@@ -161,15 +163,25 @@ class Calls:
             pending.deadline = wait.deadline
             self._sleeping.append(pending)
             if wait.queue is not None:
-                wait.queue.waiters.append(lambda: self._resume(pending, True))
+                pending.wake = lambda: self._resume(pending, True)
+                wait.queue.waiters.append(pending.wake)
         else:
             deliver(pending.reply, _question(wait))
 
     def _resume(self, pending: Pending, value: bool) -> None:
         """A timer or a wake-up: only for a call that still sleeps."""
-        if pending in self._sleeping:
-            self._sleeping.remove(pending)
+        if self._roused(pending):
             self._advance(pending, value)
+
+    def _roused(self, pending: Pending) -> bool:
+        """Let a call sleep no more, nor its queue keep it; whether it slept."""
+        if pending not in self._sleeping:
+            return False
+        self._sleeping.remove(pending)
+        wait, wake, pending.wake = pending.waiting, pending.wake, None
+        if isinstance(wait, Until) and wait.queue is not None and wake is not None:
+            wait.queue.leave(wake)
+        return True
 
     def _broken(self, pending: Pending, bug: Exception) -> None:
         """A handler failed in a way that no driver does: say so, and keep serving the others."""
@@ -180,8 +192,7 @@ class Calls:
     def _finish(self, pending: Pending, code: int, value: int = 0) -> None:
         """Answer the call and let go of what it held."""
         call, file, sockets = pending.call, pending.file, self._sockets
-        if pending in self._sleeping:
-            self._sleeping.remove(pending)
+        self._roused(pending)
         if self._by_fd.pop(pending.reply.fileno(), None) is not None:
             sockets.unwatch(pending.reply)
         ends: list[socket.socket] = []

@@ -110,6 +110,11 @@ class WaitQueue:
         for waiter in waiters:
             waiter()
 
+    def leave(self, waiter: Callable[[], None]) -> None:
+        """Wait no more; harmless for one that was woken."""
+        if waiter in self.waiters:
+            self.waiters.remove(waiter)
+
 
 @dataclass(slots=True)
 class Until:
