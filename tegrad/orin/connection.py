@@ -36,14 +36,14 @@ def _comm() -> str:
     return "?"
 
 
-def call(fd: int, request: Message, *, peer: int | None = None) -> Message:
-    """Send a request on a socket and serve the board until the answer comes. Raises OSError.
+def call(to: int | socket.socket, request: Message, *, peer: int | None = None) -> Message:
+    """Send a request on a socket or an fd of one, and serve the board until the answer comes. Raises OSError.
 
     With `peer`, the fd may be anything of the caller's: nothing is written to it unless that process made it.
     """
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with near:
-        with far, _copy(fd) as sock:
+        with far, _copy(to) if isinstance(to, int) else contextlib.nullcontext(to) as sock:
             if peer is not None and not _made_by(sock, peer):
                 raise OSError(errno.ENOTTY, os.strerror(errno.ENOTTY))
             wire.send(sock, request, reply=far.fileno())
@@ -88,7 +88,7 @@ class Connection:
         sock = self._sock
         if sock is not None:
             with contextlib.suppress(OSError):
-                call(sock.fileno(), Message(Op.SYNC))
+                call(sock, Message(Op.SYNC))
 
     def call(self, request: Message) -> Message:
         """A request to the board itself; starts a private one when there is none. Raises OSError, BoardError."""
@@ -96,12 +96,15 @@ class Connection:
             sock = None
             try:
                 sock = self._session()
-                answer = call(sock.fileno(), request)
-            except (BrokenPipeError, ConnectionResetError):
+                answer = call(sock, request)
+            except OSError as error:
+                closed = sock is not None and sock.fileno() < 0  # another thread was first to find the board gone
+                if not closed and not isinstance(error, BrokenPipeError | ConnectionResetError):
+                    raise
                 if sock is not None:  # else the board has ended before it took us
                     self._forget(sock)
                 if attempt == 2:
-                    raise
+                    raise OSError(errno.EPIPE, "the board is gone") from error
             else:
                 if answer.code:
                     raise OSError(answer.code, os.strerror(answer.code))
@@ -146,7 +149,7 @@ class Connection:
                     raise BoardError("the emulated board ended right after its start")
             me = {"token": Me.token, "pid": os.getpid(), "comm": _comm()}
             try:
-                hello = call(sock.fileno(), Message(Op.HELLO, payload=json.dumps(me).encode()))
+                hello = call(sock, Message(Op.HELLO, payload=json.dumps(me).encode()))
             except OSError:
                 sock.close()
                 raise

@@ -302,6 +302,37 @@ def test_a_board_that_is_gone_twice_is_an_error(small: SmallBoard, started: list
     assert made.call(Message(Op.EXISTS)).value == 9
 
 
+@pytest.mark.parametrize("reused", [False, True])
+def test_a_session_that_another_thread_closes_is_begun_anew(
+    small: SmallBoard, started: list[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch, reused: bool
+) -> None:
+    """The board is gone, as that one has found, and this thread has fetched the session; its number may be a file's."""
+    made, pair = Connection(PRIVATE), socket.socketpair
+    made.call(Message(Op.EXISTS))
+    closed: list[int] = []
+
+    def close_late(*how: int) -> tuple[socket.socket, socket.socket]:
+        monkeypatch.setattr(socket, "socketpair", pair)
+        ends, sock = pair(*how), made._sock
+        assert sock is not None
+        closed.append(sock.fileno())
+        made._forget(sock)
+        if reused:
+            os.dup2(null.fileno(), closed[-1])
+        return ends
+
+    with open(os.devnull) as null:
+        monkeypatch.setattr(socket, "socketpair", close_late)
+        assert made.call(Message(Op.EXISTS)).value == 8
+        monkeypatch.setattr(socket, "socketpair", close_late)
+        made.sync()
+    assert len(closed) == 2
+    assert small.ops() == [Op.HELLO, Op.EXISTS] * 2
+    if reused:
+        for fd in closed:
+            os.close(fd)
+
+
 def test_a_board_that_listens_no_more_is_started_anew(started: list[tuple[object, ...]], small: SmallBoard) -> None:
     made = Connection(PRIVATE)
     made._address = b"\0tegrad-test-nobody"
