@@ -29,6 +29,7 @@ from tegrad.nv.compilers import compile_cuda
 from tegrad.nv.faults import DeviceFault
 from tegrad.orin.client import board_status
 from tegrad.orin.connection import connection
+from tegrad.uapi.errors import DriverError
 
 pytestmark = pytest.mark.board
 
@@ -411,7 +412,8 @@ def test_without_the_device_all_answers_end_and_the_next_is_served(
         for answer in answers:
             whole(answer)
         assert {answer.finish_reason for answer in answers} == {"error"}
-        assert all(isinstance(answer.error, DeviceFault) for answer in answers)
+        # A step of a width that was not recorded yet finds the driver gone where it allocates.
+        assert all(isinstance(answer.error, DeviceFault | DriverError) for answer in answers)
         assert whole(service.submit(prompt(1), COUNT)) == alone
         failed = other.submit(prompt(1), COUNT)
         assert whole(failed) == ("", [], [])
