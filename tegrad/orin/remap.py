@@ -53,6 +53,7 @@ def remap(file: AsFile, call: Call) -> Steps:
             found = yield asked
             buffer = _usable(op, found, read_only=asked.unwritable)
         pieces.append(_piece(area, op, buffer))
+    require(vm.area_at(area.start) is area)  # another thread may have freed it since
     for op, piece in zip(ops, pieces, strict=True):
         vm.put_behind(area, piece, op.virt_offset_in_pages, op.num_pages)
     for i, op in enumerate(ops):
