@@ -228,7 +228,7 @@ def test_a_reset_tells_all_groups_though_one_goes_with_its_last_wait(user: User)
 
 def test_what_is_reported_of_a_channel_that_goes_is_not_the_next_ones() -> None:
     """Which has the numbers of its channel and of its group."""
-    spec = "agx-orin-64gb:23GiB"
+    spec = "agx-orin-64gb:26GiB"
     kernel = BoardKernel(spec, linger=0.2, gpu="driver_fake_gpu:LastWords")
     first, second = User(kernel), User(kernel)
     gone = first.channel()
