@@ -180,6 +180,8 @@ FEW_SAY_SO = {
     "small-gemma2-2b-q4_1": set[str](),
     "small-smollm3-3b-iq4_nl": set[str](),
     "small-gemma3-1b-q5_0": {"persistent"},
+    "small-gemma-2b-q8_0": set[str](),
+    "small-jais2-8b-q4km": set[str](),
 }
 """Models behind after few tokens, where single positions decide, and their engines that are after the record's, too."""
 
