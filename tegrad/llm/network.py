@@ -426,11 +426,6 @@ class Network:
         return tuple(op for op in self.mixers if isinstance(op, Attend))
 
     @property
-    def causal(self) -> bool:
-        """Whether no token attends to one after it."""
-        return all(op.causal for op in self.attends)
-
-    @property
     def convolves(self) -> bool:
         """Whether any layer does."""
         return any(isinstance(op, Convolve) for op in self.mixers)

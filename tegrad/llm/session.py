@@ -40,7 +40,7 @@ class Session:
         self.logprobs: list[Logprobs] = []
         """Of each token that `generate` yielded last, where its settings ask for them."""
         # What runs along cannot take a chunk's padding back, and a text that is attended to as a whole has none.
-        chunk = 1 if model.network.runs_along else chunk if model.network.causal else self.context
+        chunk = 1 if model.network.runs_along else chunk if model.config.causal else self.context
         self._chunk, self._short = chunk, short
         # A padded chunk writes beyond the last token, so the cache is longer than the context by as much.
         self._cache = model.cache(self.context + chunk, cache_dtype, chunk)
@@ -57,7 +57,7 @@ class Session:
 
     def warm(self) -> None:
         """Compile the step for one token, so that none waits for it later. Only before the first token."""
-        if not self.tokens and self.model.network.causal:
+        if not self.tokens and self.model.config.causal:
             self._run([0], every=False)
             self.reset()
 
@@ -78,7 +78,7 @@ class Session:
         self.reset()
         self._check(tokens)
         parts = []
-        if not self.model.network.causal:
+        if not self.model.config.causal:
             return self._states(self._input(tokens, len(tokens)), 0).numpy()  # type: ignore[no-any-return]
         for at in range(0, len(tokens), self._chunk):
             some = tokens[at : at + self._chunk]
